@@ -1,0 +1,30 @@
+# Every target makes what it needs: a fresh machine wants Python 3.11+ and make, nothing else.
+PYTHON ?= python3
+RUN := .venv/bin/python
+SOURCES := clients worker engine kernels tests scripts assets examples benchmarks
+
+.PHONY: setup demo test lint format build clean
+
+setup:
+	@$(PYTHON) scripts/setup_env.py
+
+demo: setup
+	@.venv/bin/headrace demo
+
+test: setup
+	@$(RUN) -m pytest -q --budget-s 480
+
+lint: setup
+	@$(RUN) -m ruff check $(SOURCES)
+	@$(RUN) -m ruff format --check $(SOURCES)
+	@.venv/bin/pyright
+
+format: setup
+	@$(RUN) -m ruff format $(SOURCES)
+	@$(RUN) -m ruff check --fix $(SOURCES)
+
+build: setup
+	@$(RUN) -m build --wheel
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
