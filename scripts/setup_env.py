@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+MINIMUM = (3, 11)
 STAMP = VENV / "headrace-setup.stamp"
 
 
@@ -115,10 +116,8 @@ def link_import_root() -> None:
 
 def main() -> None:
     """Make the environment, or do nothing if it is up to date."""
-    if sys.version_info < (3, 11):
-        fail(
-            f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; call make with PYTHON=/path/to/python3.11"
-        )
+    if sys.version_info < MINIMUM:
+        fail(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; call make with PYTHON=/path/to/it")
     link_import_root()
     constraints = constraints_file()
     wanted = fingerprint(constraints)
