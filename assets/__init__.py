@@ -1,0 +1,1 @@
+"""The demo model that ships with Headrace, and everything needed to rebuild it."""

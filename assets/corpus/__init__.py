@@ -1,0 +1,1 @@
+"""Templates and word lists from which the demo model's training text is generated."""

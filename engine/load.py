@@ -1,0 +1,146 @@
+"""From a model's name to a running engine: the files are found and checked, memory is planned, weights are loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import torch
+
+from ..kernels.backend import Backend, open_backend
+from .config import ModelConfig, read_model_config
+from .engine import Engine
+from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
+from .memory import available_bytes, footprint, plan_num_blocks
+from .runner import RunnerLimits, TorchRunner
+from .tokenizer import load_tokenizer
+from .types import EngineConfig, ModelInfo, Tokenizer
+from .weights import Progress, allocate, load_weights, tensor_shapes, weight_files
+
+DTYPES = {
+    "float32": torch.float32, "fp32": torch.float32, "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
+}  # fmt: skip
+BF16_FROM_PARAMETERS = 64_000_000  # below, float32 costs little on a CPU and every result can be compared to the last bit
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+
+
+def load_engine(
+    model: str | Path, config: EngineConfig | None = None, progress: Progress | None = None
+) -> tuple[Engine, Tokenizer, ModelInfo]:
+    """Load a model and build an engine on it.
+
+    model     a directory, or the name of a model on the Hugging Face hub (owner/name), which is downloaded
+    config    sizes; what is None is worked out from the model and the machine
+    progress  called with (files of weights loaded, files in all) after each
+
+    Raises:
+        ModelError: in one sentence, what is missing, refused or too large; see `errors`.
+    """
+    config = config or EngineConfig()
+    model_dir = find_model(model)
+    model_config = read_model_config(model_dir)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, model_config, bf16_is_fast())
+    info = ModelInfo(name=str(model), fingerprint=fingerprint(model_dir, dtype))
+    tokenizer = load_tokenizer(model_dir)
+    runner = load_runner(model_dir, model_config, config, dtype, open_backend("auto", device.type), progress)
+    return Engine(runner, config), tokenizer, info
+
+
+def load_runner(
+    model_dir: Path,
+    model: ModelConfig,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    backend: Backend,
+    progress: Progress | None = None,
+) -> TorchRunner:
+    """Plan memory, load weights and build the runner.
+
+    Raises:
+        WeightsError, UnsupportedModelError, MemoryBudgetError
+    """
+    max_model_len = config.max_model_len or model.max_position
+    if max_model_len > model.max_position:
+        raise ModelError(f"max_model_len {max_model_len} is more than the {model.max_position} positions of the model.")
+    kv_dtype = _dtype(config.kv_cache_dtype, "kv_cache_dtype") if config.kv_cache_dtype != "auto" else dtype
+    shape_only, _ = allocate(model, dtype, torch.device("meta"))
+    size = footprint(model, config, shape_only.num_bytes, dtype.itemsize, kv_dtype.itemsize)
+    limits = RunnerLimits(
+        num_blocks=plan_num_blocks(size, config, max_model_len, available_bytes()),
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_dtype=kv_dtype,
+    )
+    weights = load_weights(model_dir, model, dtype, torch.device("cpu"), progress)
+    return TorchRunner(model, weights, backend, limits)
+
+
+def find_model(model: str | Path) -> Path:
+    """Give the directory of a model; a hub name that is no directory is downloaded. Raises ModelNotFoundError."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if not isinstance(model, str) or not _HUB_ID.fullmatch(model):
+        raise ModelNotFoundError(f"There is no model directory {path}.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
+    except (OSError, ValueError) as error:  # its own errors are of these two, network errors included
+        raise ModelNotFoundError(f"{model} is no directory, and cannot be had from the hub: {error}") from error
+
+
+def resolve_device(name: str) -> torch.device:
+    """Give the device for a setting: "auto" and "cpu" are the CPU. Raises UnsupportedModelError for any other."""
+    if name not in ("auto", "cpu"):
+        raise UnsupportedModelError("device", f"The device {name!r} is not supported; choose auto or cpu.")
+    return torch.device("cpu")
+
+
+def resolve_dtype(name: str, model: ModelConfig, fast_bf16: bool) -> torch.dtype:
+    """Give the type of weights and activations for a setting.
+
+    "auto" on a CPU is float32, except for bfloat16 checkpoints of more than 64 million parameters where the CPU multiplies
+    bfloat16 natively (`fast_bf16`). float16 checkpoints are widened: a CPU does not compute in float16.
+    """
+    if name != "auto":
+        return _dtype(name, "dtype")
+    weights, _ = allocate(model, torch.bfloat16, torch.device("meta"))
+    large = weights.num_bytes // torch.bfloat16.itemsize > BF16_FROM_PARAMETERS
+    return torch.bfloat16 if model.dtype == "bfloat16" and fast_bf16 and large else torch.float32
+
+
+def bf16_is_fast() -> bool:
+    """Whether the CPU has instructions for bfloat16 products."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))
+
+
+def _dtype(name: str, setting: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise UnsupportedModelError(setting, f"{setting} {name!r} is not supported; choose auto, {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def fingerprint(model_dir: Path, dtype: torch.dtype) -> str:
+    """SHA-256, in hex, of what decides a model's output: configuration, tokenizer, names, shapes and sizes of the weights,
+    and the type they are computed in. The weights' own bytes are left out: reading them all would take as long as loading.
+    """
+    digest = hashlib.sha256(str(dtype).encode())
+    for path in sorted(model_dir.iterdir()):
+        if path.suffix in (".json", ".jinja", ".model") or path.name == "merges.txt":
+            content = path.read_bytes()
+            digest.update(f"{path.name}:{len(content)}:".encode() + content)
+    for path in weight_files(model_dir):
+        digest.update(f"{path.name}:{path.stat().st_size}:".encode())
+    digest.update(json.dumps(sorted(tensor_shapes(model_dir).items())).encode())
+    return digest.hexdigest()

@@ -1,0 +1,103 @@
+"""How many KV blocks fit, decided before anything large is allocated.
+
+    available memory
+    [ weights | one step's activations and scores | KV blocks | left to others ]
+
+On the CPU the machine is shared: the blocks get a quarter of what `gpu_memory_utilization` allows, and at most 4 GiB, unless
+one sequence of max_model_len needs more. More than max_num_seqs such sequences is never useful.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import ModelConfig
+from .errors import MemoryBudgetError
+from .runner import PROMPT_LOGPROB_ROWS
+from .sampler import LOGPROB_ROWS
+from .types import EngineConfig
+
+CPU_SHARE = 0.25
+CPU_MOST_BYTES = 4 << 30
+_GIB = float(1 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that a model takes besides its KV blocks, and what one block takes."""
+
+    weights_bytes: int
+    step_bytes: int
+    block_bytes: int
+
+
+def footprint(
+    model: ModelConfig, config: EngineConfig, weights_bytes: int, item_bytes: int, kv_item_bytes: int
+) -> Footprint:
+    """Work out the sizes; `item_bytes` is a weight's and an activation's size, `kv_item_bytes` a cached value's."""
+    widest = max(2 * model.intermediate_size, model.qkv_size)
+    per_token = (4 * model.hidden_size + widest + model.intermediate_size) * item_bytes
+    # scores at full batch: the product's own, their float32 copy, and the copy that penalties change; then slices for
+    # log-probabilities, each with the table of its softmax
+    rows = config.max_num_seqs * (item_bytes + 4 + 4) + max(PROMPT_LOGPROB_ROWS, LOGPROB_ROWS) * (item_bytes + 4 + 4)
+    step_bytes = config.max_num_batched_tokens * per_token + rows * model.vocab_size
+    block_bytes = 2 * model.num_layers * config.block_size * model.num_kv_heads * model.head_dim * kv_item_bytes
+    return Footprint(weights_bytes, step_bytes, block_bytes)
+
+
+def plan_num_blocks(size: Footprint, config: EngineConfig, max_model_len: int, available_bytes: int) -> int:
+    """Choose the number of KV blocks, or check the one that the configuration sets.
+
+    Raises:
+        MemoryBudgetError: it does not fit; the message names the setting to lower.
+    """
+    usable = int(available_bytes * config.gpu_memory_utilization)
+    fixed = size.weights_bytes + size.step_bytes
+    if fixed > usable:
+        lower = "max_num_batched_tokens or max_num_seqs" if size.weights_bytes < usable else "the size of the model"
+        raise _too_large(f"weights and one step's activations need {_gib(fixed)}", lower, fixed, usable)
+    if config.num_kv_blocks is not None:
+        needed = fixed + config.num_kv_blocks * size.block_bytes
+        if needed > usable:
+            raise _too_large(f"{config.num_kv_blocks} KV blocks make it {_gib(needed)}", "num_kv_blocks", needed, usable)
+        return config.num_kv_blocks
+    one = -(-max_model_len // config.block_size)
+    if fixed + one * size.block_bytes > usable:
+        needed = fixed + one * size.block_bytes
+        raise _too_large(f"with one sequence of {max_model_len} tokens it is {_gib(needed)}", "max_model_len", needed, usable)
+    share = min(int(CPU_SHARE * (usable - fixed)), CPU_MOST_BYTES) // size.block_bytes
+    return max(one, min(share, one * config.max_num_seqs))
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: the machine's, or its control group's if that is less."""
+    return min(_machine_available_bytes(), _group_available_bytes())
+
+
+def _machine_available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise MemoryBudgetError("This system does not say how much memory is free; set num_kv_blocks.", 0, 0)
+
+
+def _group_available_bytes() -> int:
+    """What the container's limit leaves, by either version of control groups; without a limit, a very large number."""
+    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        root = Path("/sys/fs/cgroup")
+        if (root / limit).is_file() and (root / used).is_file():
+            most = (root / limit).read_text(encoding="ascii").strip()
+            if most != "max":
+                return max(0, int(most) - int((root / used).read_text(encoding="ascii")))
+    return 1 << 62
+
+
+def _too_large(what: str, lower: str, needed: int, usable: int) -> MemoryBudgetError:
+    return MemoryBudgetError(
+        f"Not enough memory: {what}, and {_gib(usable)} may be used. Lower {lower}.", needed, usable
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"

@@ -1,0 +1,284 @@
+"""Who computes how many tokens in the next step.
+
+    the budget of a step (max_num_batched_tokens)
+    [ one token each for those that need one, in turn ........ | prompts and chunks of them ............ ]
+                                                                 at least a quarter while any is ready
+
+A step is filled in three passes: decodes up to what is reserved for prefills, prefills (those that have begun and those
+in line, by priority and arrival), then decodes again with what is left. Nobody starves:
+
+* decodes beyond the budget take turns, the least recently scheduled first;
+* prefills have their quarter, or every other step if the budget is a single token;
+* every eighth step begins its chunks with the oldest prefill that has begun, whatever its priority; for those in line
+  see `waiting_line`;
+* out of blocks, the newest sequence of the lowest priority gives up its blocks and computes them again later. The
+  oldest of the highest priority so always goes on, and no request is accepted that the pool cannot hold alone.
+
+An admission takes the blocks of all known tokens at once, and leaves free what the running sequences, itself included,
+will ask for within `block_size` steps: it causes no preemption before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .kv_blocks import KVBlocks
+from .running import RunningSet
+from .sequence import Sequence, State
+from .types import EngineConfig, Plan, ScheduledRow
+from .waiting_line import FAIR_EVERY, WaitingLine
+
+RETRY_EVERY = 16  # steps after which an admission that lacked blocks is tried again even if no more are free
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making, and then in flight. A sequence that is preempted meanwhile leaves it."""
+
+    step: int
+    left: int  # tokens of the budget that are not spent
+    rows: dict[Sequence, ScheduledRow] = field(default_factory=dict[Sequence, ScheduledRow])
+    copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict[Sequence, tuple[int, int]])
+
+
+class Scheduler:
+    """Owns the sequences' states and blocks.
+
+    `plan`; after the step `commit` each of its rows, then `retire` it, or `cancel` it if it did not run. Sequences may
+    be added and ended at any time between; the blocks of one that ends while its step is in flight come free with
+    `retire`.
+    """
+
+    def __init__(self, config: EngineConfig, blocks: KVBlocks) -> None:
+        self.blocks = blocks
+        self.line = WaitingLine()
+        self.running = RunningSet()
+        self.num_preemptions = 0
+        self._max_num_seqs = config.max_num_seqs
+        self._budget = config.max_num_batched_tokens
+        self._flying: dict[int, _Draft] = {}
+        self._step = 0
+        self._lacking: tuple[Sequence, int] | None = None  # who could not be admitted; how many blocks must be free
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold no blocks."""
+        return len(self.line) + self.line.num_following
+
+    def sequences(self) -> Iterator[Sequence]:
+        """Yield every sequence that has not ended."""
+        yield from self.running
+        yield from self.line.sequences()
+
+    def room(self) -> int:
+        """Return how many more sequences can be let in now; 0 while one waits for blocks."""
+        places = self._max_num_seqs - len(self.running) - self.num_waiting
+        if places <= 0 or (self._lacking is not None and len(self.line)):
+            return 0
+        return max(0, min(places, self.blocks.pool.num_free - self._num_wanted()))
+
+    def check(self) -> None:
+        """Prove that states, order and blocks agree. Raises RuntimeError."""
+        if len(self.running) > self._max_num_seqs:
+            raise RuntimeError(f"{len(self.running)} sequences run, {self._max_num_seqs} may")
+        self.running.check()
+        self.line.check()
+        sources = [source for draft in self._flying.values() for source, _ in draft.copies.values()]
+        self.blocks.check(self.running, sources)
+
+    # ------------------------------------------------------------------------------------------------ coming and going
+
+    def add(self, choices: list[Sequence]) -> None:
+        """Take the choices of one request: the first computes the prompt, the others wait for that and share it."""
+        self.line.add_request(choices)
+
+    def end(self, sequence: Sequence) -> None:
+        """Let go of a sequence, in whatever state it is; the next choice takes over if it was to compute the prompt."""
+        if sequence.state is State.RUNNING:
+            self._leave(sequence)
+        elif sequence.state is not State.ENDED:
+            self.line.remove(sequence)
+        sequence.state = State.ENDED
+        if self._lacking is not None and self._lacking[0] is sequence:
+            self._lacking = None
+        if self.line.leads(sequence):
+            self.line.succeed(sequence)
+
+    def commit(self, row: ScheduledRow) -> None:
+        """Count a row of the step in flight as computed. Only if it was finite and its sequence runs.
+
+        Call it before the sampled token is appended: a choice that waits for this prompt is forked here.
+        """
+        sequence = row.sequence
+        computed = sequence.num_computed_tokens = row.start + row.num_tokens
+        if computed >= (len(sequence.chain) + 1) * self.blocks.block_size:
+            self.blocks.enter(sequence)
+        # A decode stays one; a prefill becomes one when it samples, or if a single token is left to it.
+        if not row.samples:
+            if sequence.num_tokens - computed == 1:
+                self.running.turn_to_decode(sequence)
+        elif row.num_tokens > 1:
+            self.running.turn_to_decode(sequence)
+        if self.line.led and computed >= sequence.num_prompt_tokens and self.line.leads(sequence):
+            self._fork(sequence)
+
+    def retire(self, step: int) -> None:
+        """End a step: nothing writes for it any more."""
+        # The sources come free first: each is the tail of what its sequence held, which may be waiting for this step.
+        for source, _ in self._flying.pop(step).copies.values():
+            self.blocks.pool.release((source,), 0)
+        self.blocks.pool.retire(step)
+
+    def cancel(self, step: int) -> None:
+        """Take back a planned step that did not run to its end: the same sequences can be planned again."""
+        for sequence, copy in self._flying.pop(step).copies.items():
+            if sequence.state is State.RUNNING:
+                self.blocks.undo_copy(sequence, copy)
+            else:
+                self.blocks.pool.release((copy[0],), 0)
+        self.blocks.pool.retire(step)
+
+    # ------------------------------------------------------------------------------------------------------- planning
+
+    def plan(self) -> Plan:
+        """Choose the rows of the next step; none if nothing can run. A plan with rows is in flight from now on."""
+        draft = _Draft(self._step + 1, self._budget)
+        self._plan_decodes(draft, self._reserve())
+        if draft.left:
+            self._plan_prefills(draft)
+        if draft.left and len(draft.rows) < len(self.running):
+            self._plan_decodes(draft, 0)
+        rows = draft.rows
+        if rows:
+            self._step = draft.step
+            self._flying[draft.step] = draft
+            if len(rows) < len(self.running):
+                self.running.take_turns(rows)
+            for sequence in rows:
+                sequence.last_step = draft.step
+        return Plan(draft.step, tuple(rows.values()), tuple(draft.copies.values()))
+
+    def _reserve(self) -> int:
+        """Tokens that decodes leave to prefills."""
+        if not self.running.prefilling and self._candidate() is None:
+            return 0
+        share = max(1, self._budget // 4)
+        return share if share < self._budget else self._step % 2
+
+    def _plan_decodes(self, draft: _Draft, reserve: int) -> None:
+        rows = draft.rows
+        draft.left -= reserve
+        for sequence in tuple(self.running.decoding):  # a copy: making room may preempt some of them
+            if draft.left <= 0:
+                break
+            start = sequence.num_computed_tokens
+            if sequence in rows:
+                continue
+            # One that was preempted a moment ago has no slots, so it cannot pass this test.
+            lacks = start >= sequence.num_slots or sequence.shares_last
+            if lacks and not self._make_room(draft, sequence, start + 1):
+                continue
+            rows[sequence] = ScheduledRow(sequence, start, 1, True)
+            draft.left -= 1
+        draft.left += reserve
+
+    def _plan_prefills(self, draft: _Draft) -> None:
+        started = tuple(self.running.prefilling)
+        if started and draft.step % FAIR_EVERY == 0:
+            self._plan_chunk(draft, min(started, key=lambda sequence: sequence.arrival))
+        for sequence in started:
+            self._admit(draft, above=sequence.priority)
+            self._plan_chunk(draft, sequence)
+        self._admit(draft)
+
+    def _plan_chunk(self, draft: _Draft, sequence: Sequence) -> None:
+        start = sequence.num_computed_tokens
+        remaining = sequence.num_tokens - start
+        num_tokens = min(remaining, draft.left)
+        if num_tokens <= 0 or sequence in draft.rows or sequence.state is not State.RUNNING:
+            return
+        end = start + num_tokens
+        if (end > sequence.num_slots or sequence.shares_last) and not self._make_room(draft, sequence, end):
+            return
+        draft.rows[sequence] = ScheduledRow(sequence, start, num_tokens, num_tokens == remaining)
+        draft.left -= num_tokens
+
+    def _admit(self, draft: _Draft, above: int | None = None) -> None:
+        """Let in who heads the line while there is a place, blocks and budget; with `above`, higher priorities only."""
+        while draft.left:
+            head = self._candidate()
+            if head is None or (above is not None and head.priority >= above):
+                return
+            lacking = self.blocks.admit(head, self._headroom(head))
+            if lacking:
+                self._lacking = (head, lacking)
+                return
+            self._lacking = None
+            self.line.admit(head)
+            self.running.join(head)
+            self._plan_chunk(draft, head)
+
+    def _candidate(self) -> Sequence | None:
+        """Return whom to try to admit: None if nobody waits, no place is free, or it failed with as many blocks."""
+        head = self.line.head()
+        if head is None or len(self.running) >= self._max_num_seqs:
+            return None
+        if self._lacking is None or self._lacking[0] is not head or not len(self.running):
+            return head
+        hopeless = self.blocks.pool.num_free < self._lacking[1] and self._step % RETRY_EVERY != 0
+        return None if hopeless else head
+
+    def _headroom(self, sequence: Sequence) -> int:
+        """Return how many blocks its admission must leave free: none if it runs alone."""
+        if not len(self.running):
+            return 0
+        slots = self.blocks.blocks_for(sequence.num_tokens) * self.blocks.block_size
+        return self._num_wanted() + (slots < sequence.max_len - 1)
+
+    def _num_wanted(self) -> int:
+        return self.running.num_wanted(self.blocks.block_size)
+
+    # --------------------------------------------------------------------------------------------------------- blocks
+
+    def _make_room(self, draft: _Draft, sequence: Sequence, num_tokens: int) -> bool:
+        """Give a sequence blocks for its first `num_tokens` tokens, others' if need be; False if it cannot run now."""
+        pool = self.blocks.pool
+        while sequence.state is State.RUNNING:
+            if self.blocks.missing(sequence, num_tokens) <= pool.num_free:
+                copy = self.blocks.grow(sequence, num_tokens)
+                if copy is not None:
+                    draft.copies[sequence] = copy
+                return True
+            if pool.num_pending:
+                return False  # blocks come free with the step in flight: wait for it rather than take more away
+            self._preempt(draft, self.running.newest_of_lowest())
+        return False
+
+    def _preempt(self, draft: _Draft, sequence: Sequence) -> None:
+        """Take all blocks of a sequence, and its row if it has one in this plan; it goes back into line."""
+        row = draft.rows.pop(sequence, None)
+        if row is not None:
+            draft.left += row.num_tokens
+        copy = draft.copies.pop(sequence, None)
+        if copy is not None:
+            self.blocks.pool.release((copy[0],), 0)  # this copy is not in flight
+        self._leave(sequence)
+        sequence.preempted = True
+        self.line.add(sequence)
+        self.num_preemptions += 1
+        self._lacking = (sequence, 0)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.leave(sequence)
+        self.blocks.release(sequence)
+
+    def _fork(self, leader: Sequence) -> None:
+        """Let those who waited for this prompt run on shared blocks where there is room, else put them into line."""
+        for sequence in self.line.followers(leader):
+            room = len(self.running) < self._max_num_seqs and self.blocks.pool.num_free > self._num_wanted()
+            if room and not self.line.goes_before(sequence):
+                self.blocks.fork(leader, sequence)
+                self.running.join(sequence)
+            else:
+                self.line.add(sequence)

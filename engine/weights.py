@@ -1,0 +1,210 @@
+"""Loads a checkpoint's safetensors into the decoder's fused tensors.
+
+Every name and shape is checked against the configuration from the files' headers before a byte of weights is read.
+Pickles are refused: opening one runs whatever code is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from .config import ModelConfig, read_json
+from .errors import UnsupportedModelError, WeightsError
+
+Progress = Callable[[int, int], None]  # (files loaded, files in all)
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+NAMES_SHOWN = 6  # of the tensors that an error lists
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Projections are [outputs, inputs], as torch's `linear` takes them; biases are None where there are none."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [(heads + 2·kv_heads)·head_dim, hidden]
+    qkv_bias: torch.Tensor | None
+    out: torch.Tensor  # [hidden, heads·head_dim]
+    out_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2·intermediate, hidden], the gate's rows first
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor  # [hidden, intermediate]
+    down_bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """A whole decoder; all of one dtype on one device."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor  # [hidden]
+    output: torch.Tensor  # [vocab, hidden]; the embedding itself where they are tied
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the weights take."""
+        tensors = [self.embedding, self.final_norm]
+        tensors += [] if self.output is self.embedding else [self.output]
+        for layer in self.layers:
+            tensors += [t for t in _fields(layer) if t is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _fields(layer: LayerWeights) -> tuple[torch.Tensor | None, ...]:
+    return tuple(getattr(layer, name) for name in LayerWeights.__slots__)
+
+
+def allocate(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[DecoderWeights, dict[str, torch.Tensor]]:
+    """Make empty weights, and for every name in a checkpoint the view that its tensor is to be copied into.
+
+    On the "meta" device this costs nothing and tells names, shapes and sizes.
+    """
+    views: dict[str, torch.Tensor] = {}
+
+    def new(*shape: int, **parts: int) -> torch.Tensor:
+        """One tensor of several checkpoint tensors stacked along its first dimension: name to number of rows."""
+        whole = torch.empty(shape, dtype=dtype, device=device)
+        for name, view in zip(parts, whole.split(list(parts.values())), strict=True):
+            views[name] = view
+        return whole
+
+    embedding = new(config.vocab_size, config.hidden_size, **{"model.embed_tokens.weight": config.vocab_size})
+    layers = tuple(_allocate_layer(config, f"model.layers.{i}.", new) for i in range(config.num_layers))
+    final_norm = new(config.hidden_size, **{"model.norm.weight": config.hidden_size})
+    output = embedding
+    if not config.tie_word_embeddings:
+        output = new(config.vocab_size, config.hidden_size, **{"lm_head.weight": config.vocab_size})
+    return DecoderWeights(embedding, layers, final_norm, output), views
+
+
+def _allocate_layer(config: ModelConfig, at: str, new: Callable[..., torch.Tensor]) -> LayerWeights:
+    hidden, middle = config.hidden_size, config.intermediate_size
+    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention, mlp = at + "self_attn.", at + "mlp."
+
+    def fused(prefix: str, rows: Mapping[str, int], inputs: int, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        total = sum(rows.values())
+        weight = new(total, inputs, **{f"{prefix}{name}.weight": count for name, count in rows.items()})
+        return weight, new(total, **{f"{prefix}{name}.bias": n for name, n in rows.items()}) if bias else None
+
+    qkv_rows = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
+    qkv, qkv_bias = fused(attention, qkv_rows, hidden, config.attention_bias)
+    out, out_bias = fused(attention, {"o_proj": hidden}, query, config.attention_bias)
+    gate_up, gate_up_bias = fused(mlp, {"gate_proj": middle, "up_proj": middle}, hidden, config.mlp_bias)
+    down, down_bias = fused(mlp, {"down_proj": hidden}, middle, config.mlp_bias)
+    return LayerWeights(
+        input_norm=new(hidden, **{at + "input_layernorm.weight": hidden}),
+        qkv=qkv,
+        qkv_bias=qkv_bias,
+        out=out,
+        out_bias=out_bias,
+        mlp_norm=new(hidden, **{at + "post_attention_layernorm.weight": hidden}),
+        gate_up=gate_up,
+        gate_up_bias=gate_up_bias,
+        down=down,
+        down_bias=down_bias,
+    )
+
+
+def weight_files(model_dir: Path) -> tuple[Path, ...]:
+    """The safetensors files of a checkpoint, in name order.
+
+    Raises:
+        UnsupportedModelError: there are only pickles.
+        WeightsError: there are none, or the index names a file that is not there.
+    """
+    index = model_dir / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
+        missing = tuple(name for name in names if Path(name).name != name or not (model_dir / name).is_file())
+        if missing or not names:
+            raise WeightsError(f"{index} names files that are not beside it: {_some(missing) or 'none at all'}.", missing)
+        return tuple(model_dir / name for name in names)
+    if (model_dir / "model.safetensors").is_file():
+        return (model_dir / "model.safetensors",)
+    pickles = sorted(path.name for pattern in PICKLES for path in model_dir.glob(pattern))
+    if pickles:
+        raise UnsupportedModelError(
+            "pickle", f"{model_dir} holds its weights as pickles ({_some(pickles)}), which can run code; convert to safetensors."
+        )
+    raise WeightsError(f"{model_dir} holds no model.safetensors and no model.safetensors.index.json.")
+
+
+def tensor_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of every tensor in a checkpoint, from the headers alone. Raises WeightsError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(model_dir):
+        with _open(path) as file:
+            shapes.update({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+    return shapes
+
+
+def load_weights(
+    model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+) -> DecoderWeights:
+    """Load a checkpoint, converting to `dtype` on the way.
+
+    Raises:
+        UnsupportedModelError: there are only pickles.
+        WeightsError: tensors are missing, unexpected or of another shape, or a file is damaged.
+    """
+    files = weight_files(model_dir)
+    _check(config, tensor_shapes(model_dir))
+    weights, views = allocate(config, dtype, device)
+    for number, path in enumerate(files, 1):
+        with _open(path) as file:
+            for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
+                if name in views:
+                    views[name].copy_(file.get_tensor(name))
+        if progress is not None:
+            progress(number, len(files))
+    return weights
+
+
+def _check(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare a checkpoint's tensors with what the configuration asks for."""
+    _, views = allocate(config, torch.float32, torch.device("meta"))
+    expected = {name: tuple(view.shape) for name, view in views.items()}
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected and not _is_spare(name, config)]
+    wrong = [name for name in expected if name in found and found[name] != expected[name]]
+    complaints: list[str] = []
+    if missing:
+        complaints.append(f"missing: {_some(missing)}")
+    if unexpected:
+        complaints.append(f"unexpected: {_some(unexpected)}")
+    if wrong:
+        shapes = [f"{name} is {list(found[name])} instead of {list(expected[name])}" for name in wrong]
+        complaints.append(f"of another shape: {_some(shapes)}")
+    if complaints:
+        names = tuple(missing + unexpected + wrong)
+        raise WeightsError(f"The weights do not fit the configuration; {'; '.join(complaints)}.", names)
+
+
+def _is_spare(name: str, config: ModelConfig) -> bool:
+    """Tensors that some exporters write although they follow from the rest."""
+    return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def _open(path: Path) -> Any:  # noqa: ANN401  (safetensors has no type for what it opens)
+    """Open one safetensors file for reading."""
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path} is no readable safetensors file: {error}", (path.name,)) from error
+
+
+def _some(names: list[str] | tuple[str, ...] | Iterator[str]) -> str:
+    """The first few of a list of names, and how many more there are."""
+    listed = list(names)
+    more = f" and {len(listed) - NAMES_SHOWN} more" if len(listed) > NAMES_SHOWN else ""
+    return ", ".join(listed[:NAMES_SHOWN]) + more

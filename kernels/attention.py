@@ -1,0 +1,102 @@
+"""Attention over paged keys and values: prefill, chunks of it and decode, all in one call."""
+
+from __future__ import annotations
+
+import torch
+
+from .exact import exp
+
+TILE = 32  # keys taken together, always from position 0 on; the compiled kernel has the same
+QUERIES = 64  # queries taken together, so that memory stays bounded
+ROW_MULTIPLE = 4  # batched products keep a row's bits from four rows on, as `linear` does
+
+
+def paged_attention(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> torch.Tensor:
+    """Causal attention of each sequence's last queries over all its keys: softmax(cap(scale · q·k)) · v.
+
+    query        [rows, heads, head_dim]; rows from query_start[-1] on are padding
+    k_cache, v_cache  [num_blocks, block_size, kv_heads, head_dim], heads a multiple of kv_heads
+    block_table  int32 [sequences, max_blocks]: block of each block_size positions
+    query_start  int32 [sequences + 1]: sequence s has rows [query_start[s], query_start[s+1])
+    kv_len       int32 [sequences]: keys of each sequence, those of its own queries included. Query row i of n stands at
+                 position kv_len - n + i and sees positions [max(0, position - window + 1), position]
+    window       0 sees everything before; otherwise the number of positions seen, the query's own included
+    soft_cap     0 is off; otherwise scores become soft_cap · tanh(score / soft_cap)
+
+    Result: [rows, heads, head_dim] of query's dtype, zero in padding rows. Arithmetic is float32. Slots that no query of a
+    sequence sees are never read, whatever is in them. A query's result depends on its own sequence alone, to the last bit:
+    keys are taken in tiles at fixed positions, and tiles are merged in order (https://arxiv.org/abs/1805.02867).
+    """
+    out = torch.zeros_like(query)
+    starts, lengths = query_start.tolist(), kv_len.tolist()
+    for s, length in enumerate(lengths):
+        begin, end = starts[s], starts[s + 1]
+        for first in range(begin, end, QUERIES):
+            last = min(first + QUERIES, end)
+            position = length - end + first  # of the first query in this group
+            rows = query[first:last].float()
+            out[first:last] = _attend(
+                rows, k_cache, v_cache, block_table[s], position, scale, window, soft_cap
+            ).to(query.dtype)
+    return out
+
+
+def _attend(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    blocks: torch.Tensor,
+    position: int,
+    scale: float,
+    window: int,
+    soft_cap: float,
+) -> torch.Tensor:
+    """Attention of some neighbouring queries of one sequence: query float32 [count, heads, head_dim]."""
+    count, heads, head_dim = query.shape
+    kv_heads = k_cache.shape[2]
+    per_kv = heads // kv_heads
+    rows = -(-count * per_kv // ROW_MULTIPLE) * ROW_MULTIPLE
+    q = query.new_zeros(kv_heads, rows, head_dim)
+    q[:, : count * per_kv] = query.view(count, kv_heads, per_kv, head_dim).transpose(0, 1).reshape(kv_heads, -1, head_dim)
+    at = position + torch.arange(rows, device=query.device) // per_kv  # position of each row; beyond the last: padding
+    first_seen = (at - window + 1 if window else torch.zeros_like(at)).clamp(min=0)
+    low, high = int(first_seen[0]), position + count
+    top = query.new_full((kv_heads, rows, 1), float("-inf"))
+    weight_sum = query.new_zeros(kv_heads, rows, 1)
+    total = torch.zeros_like(q)
+    for start in range(low // TILE * TILE, high, TILE):
+        keys, values = (_tile(cache, blocks, start, low, high) for cache in (k_cache, v_cache))
+        score = torch.bmm(q, keys.transpose(1, 2)) * scale
+        if soft_cap:
+            score = soft_cap * (1.0 - 2.0 / (exp(score * (2.0 / soft_cap)) + 1.0))
+        key = torch.arange(start, start + TILE, device=query.device)
+        seen = (key <= at[:, None]) & (key >= first_seen[:, None]) & (key < high)
+        score = score.masked_fill(~seen, float("-inf"))
+        new_top = torch.maximum(top, score.amax(-1, keepdim=True))
+        base = new_top.masked_fill(new_top == float("-inf"), 0.0)  # a row that has seen no key yet
+        weight, old = exp(score - base), exp(top - base)
+        weight_sum = weight_sum * old + weight.sum(-1, keepdim=True)
+        total = total * old + torch.bmm(weight, values)
+        top = new_top
+    out = (total / weight_sum.clamp(min=1e-30))[:, : count * per_kv]
+    return out.view(kv_heads, count, per_kv, head_dim).transpose(0, 1).reshape(count, heads, head_dim)
+
+
+def _tile(cache: torch.Tensor, blocks: torch.Tensor, start: int, low: int, high: int) -> torch.Tensor:
+    """Float32 [kv_heads, TILE, head_dim] of positions [start, start + TILE); zero outside [low, high)."""
+    block_size = cache.shape[1]
+    first, last = max(start, low), min(start + TILE, high)
+    position = torch.arange(first, last, device=cache.device)
+    tile = cache.new_zeros((TILE, *cache.shape[2:]), dtype=torch.float32)
+    tile[first - start : last - start] = cache[blocks[position // block_size].long(), position % block_size].float()
+    return tile.transpose(0, 1).contiguous()

@@ -1,0 +1,134 @@
+"""The set of operations for a device, chosen once.
+
+    cpu      the compiled C++ library; products through torch
+    torch    the plain torch references, on any device
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from . import attention, rms_norm, rotary, silu_mul
+from .cpu.build import library_path
+from .cpu.library import CpuLibrary
+from .embedding import embedding as torch_embedding
+from .embedding import logits as torch_logits
+from .errors import BackendError, BuildError
+from .linear import linear as torch_linear
+from .sample import SampleParameters, sample
+
+CHOICES = ("auto", "cpu", "torch")
+logger = logging.getLogger(__name__)
+
+
+class PagedAttention(Protocol):
+    """`attention.paged_attention`, which describes the arguments."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        query_start: torch.Tensor,
+        kv_len: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> torch.Tensor:
+        """Causal attention over paged keys and values."""
+        ...
+
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Operations, each described in the file of its name."""
+
+    name: str
+    paged_attention: PagedAttention
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    rotate_and_store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    silu_mul: Callable[[Tensor], Tensor]
+    sample: Callable[[Tensor, SampleParameters], Tensor]
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = torch_linear
+    embedding: Callable[[Tensor, Tensor], Tensor] = torch_embedding
+    logits: Callable[[Tensor, Tensor], Tensor] = torch_logits
+    reason: str = ""  # why "auto" did not choose the compiled library
+
+
+def torch_backend(reason: str = "") -> Backend:
+    """Plain torch for everything."""
+    return Backend(
+        name="torch",
+        paged_attention=attention.paged_attention,
+        rms_norm=rms_norm.rms_norm,
+        add_rms_norm=rms_norm.add_rms_norm,
+        rotate_and_store=rotary.rotate_and_store,
+        silu_mul=silu_mul.silu_mul,
+        sample=sample,
+        reason=reason,
+    )
+
+
+def cpu_backend(library: CpuLibrary) -> Backend:
+    """The compiled library for everything but products."""
+    return Backend(
+        name="cpu",
+        paged_attention=library.paged_attention,
+        rms_norm=library.rms_norm,
+        add_rms_norm=library.add_rms_norm,
+        rotate_and_store=library.rotate_and_store,
+        silu_mul=library.silu_mul,
+        sample=library.sample,
+    )
+
+
+def choose_backend(name: str, device: str, library: CpuLibrary | BuildError) -> Backend:
+    """Choose by name and device type; `library` is the compiled library, or why there is none.
+
+    "auto" takes the compiled library on the CPU, and torch where there is none. What is asked for by name is given or
+    refused, never replaced.
+
+    Raises:
+        BackendError: no such name, or not on this device.
+        BuildError: "cpu" was asked for, and there is no library.
+    """
+    if name not in CHOICES:
+        raise BackendError(f"There is no backend {name!r}; choose one of {', '.join(CHOICES)}.", CHOICES)
+    if device != "cpu" and name != "torch":
+        raise BackendError(f"The backend {name!r} does not run on {device}; there, choose torch.", ("torch",))
+    if name == "torch":
+        return torch_backend()
+    if isinstance(library, CpuLibrary):
+        return cpu_backend(library)
+    if name == "cpu":
+        raise library
+    return torch_backend(reason=str(library))
+
+
+def open_backend(name: str, device: str) -> Backend:
+    """Build or load what `choose_backend` needs, choose, and say in the log if the slow way was taken."""
+    backend = choose_backend(name, device, open_library() if name != "torch" and device == "cpu" else BuildError("not built"))
+    if backend.reason:
+        logger.warning("CPU kernels in plain torch, which is much slower: %s", backend.reason)
+    return backend
+
+
+def open_library() -> CpuLibrary | BuildError:
+    """Compile the CPU library, or find it in the cache, and load it; give the error where that fails."""
+    try:
+        path = library_path()
+        return CpuLibrary(path)
+    except BuildError as error:
+        return error
+    except OSError as error:
+        return BuildError(f"the compiled library cannot be loaded: {error}")

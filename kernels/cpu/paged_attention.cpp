@@ -1,0 +1,225 @@
+// Causal attention over paged keys and values, for any mix of decode and prefill chunks. See attention.py for the meaning
+// of every argument; this computes the same.
+//
+// A work item is one KV head of up to ROWS/G neighbouring queries of one sequence, times its G query heads: each tile of keys
+// and values is fetched and widened once for all of them. Every (query, head) row goes through the same operations in the
+// same order whatever else is in its item: scores are one chain of fused products over head_dim, tiles of TILE keys start at
+// multiples of TILE and are merged from the first to the last. That makes a row's bits independent of chunking and batch.
+#include "simd.cpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace {
+
+constexpr int TILE = 32, TILE_VECTORS = TILE / LANES, ROWS = 64, BLOCK_ROWS = 4;
+constexpr float NONE = -std::numeric_limits<float>::infinity();
+
+struct Call {
+  const void *query, *k_cache, *v_cache;
+  void* out;
+  const int32_t *block_table, *query_start, *kv_len;
+  int64_t sequences, table_width, heads, kv_heads, head_dim, block_size, window;
+  float scale, soft_cap;
+};
+
+struct Item { int32_t sequence, first, count, kv_head; };  // queries [first, first + count) of the batch
+
+struct Scratch {
+  std::vector<float> query, total, weight, keys, values, top, weight_sum;
+  Scratch(int64_t rows, int64_t width)
+      : query(rows * width), total(rows * width), weight(rows * TILE), keys(TILE * width), values(TILE * width),
+        top(rows), weight_sum(rows) {}
+};
+
+// Positions [start, start + TILE) of one KV head as float32, one row of `width` values a position; zero outside [low, high).
+template <typename T>
+void fetch(const Call& c, const void* cache, const int32_t* blocks, int64_t kv_head, int64_t start, int64_t low,
+           int64_t high, int64_t width, float* to) {
+  for (int64_t j = 0; j < TILE; j++) {
+    float* row = to + j * width;
+    const int64_t position = start + j;
+    if (position < low || position >= high) { std::memset(row, 0, width * sizeof(float)); continue; }
+    const int64_t slot = int64_t(blocks[position / c.block_size]) * c.block_size + position % c.block_size;
+    const T* from = (const T*)cache + (slot * c.kv_heads + kv_head) * c.head_dim;
+    for (int64_t d = 0; d < width; d += LANES) store(row + d, load_upto(from + d, c.head_dim - d));
+  }
+}
+
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+
+// [TILE][width] to [width][TILE], in squares of 16 by 16: four rounds that swap ever larger halves.
+void transpose(const float* from, float* to, int64_t width) {
+  for (int64_t d = 0; d < width; d += LANES)
+    for (int j = 0; j < TILE; j += LANES) {
+      vf a[LANES], b[LANES];
+      for (int i = 0; i < LANES; i++) a[i] = load(from + (j + i) * width + d);
+      for (int i = 0; i < 8; i++) {  // pair rows i and i + 8, interleaving their values; four rounds make the transpose
+        b[2 * i] = SHUFFLE(a[i], a[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        b[2 * i + 1] = SHUFFLE(a[i], a[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+      }
+      for (int i = 0; i < 8; i++) {
+        a[2 * i] = SHUFFLE(b[i], b[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        a[2 * i + 1] = SHUFFLE(b[i], b[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+      }
+      for (int i = 0; i < 8; i++) {
+        b[2 * i] = SHUFFLE(a[i], a[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        b[2 * i + 1] = SHUFFLE(a[i], a[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+      }
+      for (int i = 0; i < 8; i++) {
+        store(to + (d + 2 * i) * TILE + j, SHUFFLE(b[i], b[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+        store(to + (d + 2 * i + 1) * TILE + j,
+              SHUFFLE(b[i], b[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+      }
+    }
+}
+
+// weight[r][j] = q[r] · k[j] for R rows and all TILE keys; keys are [width][TILE].
+template <int R>
+void scores(const float* query, const float* keys, float* weight, int64_t head_dim, int64_t width) {
+  vf sum[R][TILE_VECTORS] = {};
+  for (int64_t d = 0; d < head_dim; d++)
+    for (int v = 0; v < TILE_VECTORS; v++) {
+      const vf k = load(keys + d * TILE + v * LANES);
+      for (int r = 0; r < R; r++) sum[r][v] = fma(splat(query[r * width + d]), k, sum[r][v]);
+    }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < TILE_VECTORS; v++) store(weight + r * TILE + v * LANES, sum[r][v]);
+}
+
+// total[r][d] += weight[r][j] · v[j][d] over all TILE keys, for R rows and V vectors of the head.
+template <int R, int V>
+void accumulate(const float* weight, const float* values, float* total, int64_t width) {
+  vf sum[R][V];
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) sum[r][v] = load(total + r * width + v * LANES);
+  for (int j = 0; j < TILE; j++)
+    for (int v = 0; v < V; v++) {
+      const vf x = load(values + j * width + v * LANES);
+      for (int r = 0; r < R; r++) sum[r][v] = fma(splat(weight[r * TILE + j]), x, sum[r][v]);
+    }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) store(total + r * width + v * LANES, sum[r][v]);
+}
+
+// Turns a row's scores into weights and merges the tile's maximum and sum into the row's. Sees keys [from, to) of the tile.
+void soften(const Call& c, float* weight, int from, int to, float* total, int64_t width, float& top, float& weight_sum) {
+  vi lane;
+  for (int i = 0; i < LANES; i++) lane[i] = i;
+  vf score[TILE_VECTORS], best = splat(NONE);
+  for (int v = 0; v < TILE_VECTORS; v++) {
+    vf s = load(weight + v * LANES) * c.scale;
+    if (c.soft_cap > 0) s = c.soft_cap * (1.f - 2.f / (exp(s * (2.f / c.soft_cap)) + 1.f));
+    const vi key = lane + v * LANES;
+    score[v] = ((key >= from) & (key < to)) ? s : splat(NONE);
+    best = max(best, score[v]);
+  }
+  const float new_top = std::max(top, max(best));
+  vf added{};
+  for (int v = 0; v < TILE_VECTORS; v++) {
+    const vf w = exp(score[v] - new_top);
+    store(weight + v * LANES, w);
+    added += w;
+  }
+  const float old = exp(splat(top - new_top))[0];
+  weight_sum = weight_sum * old + sum(added);
+  top = new_top;
+  for (int64_t d = 0; d < width; d += LANES) store(total + d, load(total + d) * old);
+}
+
+template <int R>
+void merge_rows(Scratch& s, int64_t row, int64_t width) {
+  for (int64_t d = 0; d < width;) {
+    float* total = s.total.data() + row * width + d;
+    const float *weight = s.weight.data() + row * TILE, *values = s.values.data() + d;
+    if (width - d >= 4 * LANES) { accumulate<R, 4>(weight, values, total, width); d += 4 * LANES; }
+    else { accumulate<R, 1>(weight, values, total, width); d += LANES; }
+  }
+}
+
+// One tile for the rows [begin, end) of an item.
+void tile(const Call& c, Scratch& s, int64_t begin, int64_t end, int64_t start, int64_t position, int64_t per_kv,
+          int64_t width) {
+  const float* query = s.query.data();
+  float* weight = s.weight.data();
+  int64_t r = begin;
+  for (; r + BLOCK_ROWS <= end; r += BLOCK_ROWS)
+    scores<BLOCK_ROWS>(query + r * width, s.keys.data(), weight + r * TILE, c.head_dim, width);
+  for (; r < end; r++) scores<1>(query + r * width, s.keys.data(), weight + r * TILE, c.head_dim, width);
+  for (r = begin; r < end; r++) {
+    const int64_t at = position + r / per_kv, seen_from = c.window ? std::max<int64_t>(0, at - c.window + 1) : 0;
+    const int from = std::max<int64_t>(0, seen_from - start), to = std::min<int64_t>(TILE, at + 1 - start);
+    soften(c, weight + r * TILE, from, to, s.total.data() + r * width, width, s.top[r], s.weight_sum[r]);
+  }
+  for (r = begin; r + BLOCK_ROWS <= end; r += BLOCK_ROWS) merge_rows<BLOCK_ROWS>(s, r, width);
+  for (; r < end; r++) merge_rows<1>(s, r, width);
+}
+
+template <typename Q, typename T>
+void attend(const Call& c, Scratch& s, std::vector<float>& fetched, const Item& item) {
+  const int64_t per_kv = c.heads / c.kv_heads, rows = item.count * per_kv;
+  const int64_t width = (c.head_dim + LANES - 1) / LANES * LANES;
+  const int32_t* blocks = c.block_table + item.sequence * c.table_width;
+  const int64_t position = c.kv_len[item.sequence] - c.query_start[item.sequence + 1] + item.first;
+  for (int64_t r = 0; r < rows; r++) {
+    const int64_t at = (item.first + r / per_kv) * c.heads + item.kv_head * per_kv + r % per_kv;
+    const Q* from = (const Q*)c.query + at * c.head_dim;
+    for (int64_t d = 0; d < width; d += LANES) store(&s.query[r * width + d], load_upto(from + d, c.head_dim - d));
+    s.top[r] = NONE;
+    s.weight_sum[r] = 0;
+  }
+  std::fill_n(s.total.begin(), rows * width, 0.f);
+  const int64_t low = c.window ? std::max<int64_t>(0, position - c.window + 1) : 0, high = position + item.count;
+  for (int64_t start = low / TILE * TILE; start < high; start += TILE) {
+    // queries that see a key of this tile: from the first at or behind its start to the last whose window reaches it
+    const int64_t first = std::max<int64_t>(0, start - position);
+    const int64_t last = c.window ? std::min<int64_t>(item.count, start + TILE + c.window - 1 - position) : item.count;
+    if (first >= last) continue;
+    fetch<T>(c, c.k_cache, blocks, item.kv_head, start, low, high, width, fetched.data());
+    transpose(fetched.data(), s.keys.data(), width);
+    fetch<T>(c, c.v_cache, blocks, item.kv_head, start, low, high, width, s.values.data());
+    tile(c, s, first * per_kv, last * per_kv, start, position, per_kv, width);
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    const int64_t at = (item.first + r / per_kv) * c.heads + item.kv_head * per_kv + r % per_kv;
+    Q* to = (Q*)c.out + at * c.head_dim;
+    for (int64_t d = 0; d < c.head_dim; d += LANES)
+      store_upto(to + d, load(&s.total[r * width + d]) / s.weight_sum[r], c.head_dim - d);
+  }
+}
+
+template <typename Q, typename T>
+void run(const Call& c, int64_t rows, int threads) {
+  const int64_t per_kv = c.heads / c.kv_heads, group = std::max<int64_t>(1, ROWS / per_kv);
+  const int64_t width = (c.head_dim + LANES - 1) / LANES * LANES;
+  std::vector<Item> items;
+  for (int32_t s = 0; s < c.sequences; s++)
+    for (int32_t first = c.query_start[s]; first < c.query_start[s + 1]; first += group)
+      for (int32_t h = 0; h < c.kv_heads; h++)
+        items.push_back({s, first, int32_t(std::min<int64_t>(group, c.query_start[s + 1] - first)), h});
+#pragma omp parallel num_threads(threads)
+  {
+    Scratch scratch(group * per_kv, width);
+    std::vector<float> fetched(TILE * width);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < (int64_t)items.size(); i++) attend<Q, T>(c, scratch, fetched, items[i]);
+  }
+  const int64_t done = c.query_start[c.sequences], row = c.heads * c.head_dim;
+  std::memset((Q*)c.out + done * row, 0, (rows - done) * row * sizeof(Q));
+}
+
+}  // namespace
+
+// query_bf16 and cache_bf16 say which of the two supported types each has: bfloat16, or float32.
+extern "C" void headrace_paged_attention(const void* query, const void* k_cache, const void* v_cache, void* out,
+                                         const int32_t* block_table, const int32_t* query_start, const int32_t* kv_len,
+                                         int64_t rows, int64_t sequences, int64_t table_width, int64_t heads,
+                                         int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t window,
+                                         float scale, float soft_cap, int query_bf16, int cache_bf16, int threads) {
+  const Call c{query,     k_cache, v_cache,  out,      block_table, query_start, kv_len, sequences,
+               table_width, heads,  kv_heads, head_dim, block_size,  window,      scale,  soft_cap};
+  if (query_bf16) cache_bf16 ? run<uint16_t, uint16_t>(c, rows, threads) : run<uint16_t, float>(c, rows, threads);
+  else cache_bf16 ? run<float, uint16_t>(c, rows, threads) : run<float, float>(c, rows, threads);
+}

@@ -1,0 +1,127 @@
+// Sixteen floats at a time, with the same bits on every x86 and Arm machine that has fused multiply-add.
+// Included by the kernels; not a translation unit by itself.
+//
+// Results must not depend on how many rows share a call, so nothing here is left to the compiler's reassociation or to a
+// scalar remainder loop: short vectors are loaded padded, sums have one fixed order, products are fused where `fma` says so.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int LANES = 16;
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+
+inline vf splat(float x) { return x - vf{}; }
+inline vi splat(int32_t x) { return x - vi{}; }
+
+inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
+inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+inline vf load_part(const float* p, int n) { vf v{}; std::memcpy(&v, p, n * sizeof(float)); return v; }
+inline void store_part(float* p, vf v, int n) { std::memcpy(p, &v, n * sizeof(float)); }
+
+inline vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  vf r;
+  for (int i = 0; i < LANES; i += 8)
+    _mm256_storeu_ps((float*)&r + i, _mm256_fmadd_ps(_mm256_loadu_ps((float*)&a + i), _mm256_loadu_ps((float*)&b + i),
+                                                     _mm256_loadu_ps((float*)&c + i)));
+  return r;
+#elif defined(__ARM_FEATURE_FMA)
+  vf r;
+  for (int i = 0; i < LANES; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return r;
+#else
+  return a * b + c;
+#endif
+}
+
+inline vf max(vf a, vf b) { return a > b ? a : b; }
+inline vf min(vf a, vf b) { return a < b ? a : b; }
+
+// Sum and maximum over the lanes: halves are folded onto each other.
+inline float sum(vf v) {
+  for (int n = LANES / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; i++) v[i] += v[i + n];
+  return v[0];
+}
+inline float max(vf v) {
+  for (int n = LANES / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; i++) v[i] = v[i] > v[i + n] ? v[i] : v[i + n];
+  return v[0];
+}
+
+// bfloat16 is the upper half of a float32. Rounds to nearest, ties to even; NaN stays NaN.
+inline float from_bf16(uint16_t x) { uint32_t u = uint32_t(x) << 16; float f; std::memcpy(&f, &u, 4); return f; }
+inline uint16_t to_bf16(float f) {
+  uint32_t u; std::memcpy(&u, &f, 4);
+  return f != f ? uint16_t(0x7fc0) : uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+typedef uint16_t vh __attribute__((vector_size(32)));
+inline vf load(const uint16_t* p) {
+  vh h; std::memcpy(&h, p, sizeof h);
+  return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+inline void store(uint16_t* p, vf v) {
+  vu u = (vu)v;
+  vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  vh h = __builtin_convertvector(v == v ? r : vu{} + 0x7fc0, vh);
+  std::memcpy(p, &h, sizeof h);
+}
+inline vf load_part(const uint16_t* p, int n) { uint16_t t[LANES] = {}; std::memcpy(t, p, n * 2); return load(t); }
+inline void store_part(uint16_t* p, vf v, int n) { uint16_t t[LANES]; store(t, v); std::memcpy(p, t, n * 2); }
+
+template <typename T> inline vf load_upto(const T* p, int64_t left) { return left >= LANES ? load(p) : load_part(p, left); }
+template <typename T> inline void store_upto(T* p, vf v, int64_t left) {
+  if (left >= LANES) store(p, v); else store_part(p, v, left);
+}
+
+inline vf round_nearest(vf x) { const vf big = splat(12582912.f); return (x + big) - big; }  // for |x| < 2^22
+
+// e^x within 2 units in the last place; 0 below -87.3; NaN stays NaN. Method: Cephes' expf.
+inline vf exp(vf x) {
+  const vf clamped = min(max(x, splat(-87.3f)), splat(88.3f));
+  const vf n = round_nearest(clamped * 1.44269504088896341f);
+  const vf r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), clamped));
+  vf y = splat(1.9875691500e-4f);
+  y = fma(y, r, splat(1.3981999507e-3f));
+  y = fma(y, r, splat(8.3334519073e-3f));
+  y = fma(y, r, splat(4.1665795894e-2f));
+  y = fma(y, r, splat(1.6666665459e-1f));
+  y = fma(y, r, splat(5.0000001201e-1f));
+  y = fma(y, r * r, r) + 1.f;
+  const vf power = (vf)((__builtin_convertvector(n, vi) + 127) << 23);
+  return x < -87.3f ? vf{} : x == x ? y * power : x;
+}
+
+// ln x for positive normal x, within 2 units in the last place. Method: Cephes' logf.
+inline vf log(vf x) {
+  vi e = (((vi)x >> 23) & 255) - 126;
+  vf m = (vf)(((vi)x & 0x007fffff) | 0x3f000000);  // in [0.5, 1)
+  const vi small = m < 0.707106781186547524f;
+  e = e + small;  // true is -1
+  m = small ? m + m - 1.f : m - 1.f;
+  const vf z = m * m;
+  vf y = splat(7.0376836292e-2f);
+  y = fma(y, m, splat(-1.1514610310e-1f));
+  y = fma(y, m, splat(1.1676998740e-1f));
+  y = fma(y, m, splat(-1.2420140846e-1f));
+  y = fma(y, m, splat(1.4249322787e-1f));
+  y = fma(y, m, splat(-1.6668057665e-1f));
+  y = fma(y, m, splat(2.0000714765e-1f));
+  y = fma(y, m, splat(-2.4999993993e-1f));
+  y = fma(y, m, splat(3.3333331174e-1f));
+  const vf f = __builtin_convertvector(e, vf);
+  y = fma(f, splat(-2.12194440e-4f), y * m * z);
+  y = fma(z, splat(-0.5f), y);
+  return fma(f, splat(0.693359375f), m + y);
+}
+
+}  // namespace

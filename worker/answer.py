@@ -1,0 +1,185 @@
+"""The answer to one request as it grows: engine outputs in, payloads of stream entries out.
+
+It counts tokens, detokenises, finds stop strings, keeps the order of `finished` entries and knows which one is terminal.
+It neither sends nor knows ids of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..clients.entries import encode, to_map, tokens_map
+from ..clients.events import ErrorInfo, Finished, Reason, Timing, TokenLogprobs, Usage
+from ..clients.payload import Kind
+from ..engine.choice_text import ChoiceText
+from ..engine.types import ChoiceOutput, Finish
+
+_NOT_SENT = (0, 0)  # an event's id is the entry's, and not part of its payload
+
+
+@dataclass(slots=True)
+class Times:
+    """When things happened, in ms on the server's clock."""
+
+    queued_at_ms: int
+    scheduled_at_ms: float | None = None
+    first_token_at_ms: float | None = None
+
+    def timing(self, now_ms: float) -> Timing:
+        """The `timing` of a request that ends now."""
+
+        def span(start: float | None, end: float | None) -> float | None:
+            return None if start is None or end is None else round(max(end - start, 0.0), 1)
+
+        first = self.first_token_at_ms
+        return Timing(
+            queued_ms=span(self.queued_at_ms, self.scheduled_at_ms),
+            prefill_ms=span(self.scheduled_at_ms, first),
+            first_token_ms=span(self.queued_at_ms, first),
+            decode_ms=span(first, now_ms if first is not None else None),
+        )
+
+
+@dataclass(slots=True)
+class AnswerChoice:
+    """One choice."""
+
+    text: ChoiceText | None = None  # None where nothing can be decoded: a job that was not understood
+    num_tokens: int = 0  # settled ones counted
+    ended: bool = False  # its `finished` is written
+    # What is kept back until `finished` where the answer is not streamed:
+    kept_ids: list[int] = field(default_factory=list[int])
+    kept_texts: list[str] = field(default_factory=list[str])
+    kept_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What one engine output has become."""
+
+    payload: bytes | None = None  # an entry to write
+    num_new: int = 0  # tokens in it
+    finish: Finish | None = None  # the choice has ended
+    stop_found: bool = False  # by a stop string, of which the engine does not know yet
+
+
+@dataclass(slots=True)
+class Answer:
+    """All choices of one request in one attempt."""
+
+    kind: Kind
+    stream: bool
+    with_logprobs: bool
+    choices: list[AnswerChoice]
+    times: Times
+    num_prompt_tokens: int = 0
+    prompt_logprobs_due: bool = False  # asked for, and not published yet
+    cached: int | None = None  # prompt tokens from the prefix cache; None before the first output
+    kept_prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+
+    @property
+    def num_open(self) -> int:
+        """Choices without `finished`."""
+        return sum(not choice.ended for choice in self.choices)
+
+    def feed(self, output: ChoiceOutput, now_ms: float) -> Fed:
+        """Take an engine output of this request; `now_ms` is the server's clock."""
+        choice = self.choices[output.choice]
+        if choice.ended or choice.text is None:
+            return Fed()
+        if output.token_ids and self.times.first_token_at_ms is None:
+            self.times.first_token_at_ms = now_ms
+        # Choices beyond the first may be served from what the first has just computed, which is no saving.
+        self.cached = output.cached_tokens if self.cached is None else min(self.cached, output.cached_tokens)
+        before = choice.num_tokens
+        chunk = choice.text.feed(output.token_ids)
+        token_ids, logprobs, finish = output.token_ids, output.logprobs, output.finish
+        if chunk.stop is not None and chunk.stop_index is not None:
+            token_ids = token_ids[: chunk.stop_index - before]
+            logprobs = logprobs[: len(token_ids)]
+            finish = Finish("stop", stop=chunk.stop)
+        choice.num_tokens += len(token_ids)
+        self._keep_prompt_logprobs(output)
+        text = chunk.text if finish is None else chunk.text + choice.text.end()
+        if finish is None and not (self.stream and (token_ids or text)):
+            self._keep(choice, token_ids, text, logprobs)
+            return Fed(num_new=0)
+        if finish is None:
+            return Fed(self._tokens(output.choice, before, token_ids, text, logprobs), len(token_ids))
+        self._keep(choice, token_ids, text, logprobs)
+        error = None if finish.error is None else ErrorInfo(finish.error, finish.message)
+        num_new = len(choice.kept_ids)
+        payload = self._finished(output.choice, finish.reason, now_ms, stop=finish.stop, error=error)
+        return Fed(payload, num_new, finish, chunk.stop is not None and output.finish is None)
+
+    def close(self, choice: int, reason: Reason, now_ms: float, stop: int | str | None = None) -> bytes:
+        """End one choice without further tokens: its `finished`, with the text that was held back."""
+        return self._close(choice, reason, now_ms, stop, None)
+
+    def close_all(self, reason: Reason, now_ms: float, error: ErrorInfo | None = None) -> list[bytes]:
+        """End every open choice, in order; the last one's `finished` is terminal."""
+        open_ones = [index for index, choice in enumerate(self.choices) if not choice.ended]
+        # Every choice has its `finished`, and none is terminal: no worker writes that, but it must not stay open.
+        return [self._close(index, reason, now_ms, None, error) for index in open_ones or [len(self.choices) - 1]]
+
+    def _close(
+        self, index: int, reason: Reason, now_ms: float, stop: int | str | None, error: ErrorInfo | None
+    ) -> bytes:
+        choice = self.choices[index]
+        if choice.text is not None and not choice.ended and (text := choice.text.end()):
+            choice.kept_texts.append(text)
+        return self._finished(index, reason, now_ms, stop=stop, error=error)
+
+    def _keep(self, choice: AnswerChoice, token_ids: Sequence[int], text: str, logprobs: Sequence[Any]) -> None:
+        choice.kept_ids += token_ids
+        choice.kept_logprobs += logprobs
+        if text:
+            choice.kept_texts.append(text)
+
+    def _keep_prompt_logprobs(self, output: ChoiceOutput) -> None:
+        if output.prompt_logprobs is not None and self.prompt_logprobs_due:
+            self.kept_prompt_logprobs = output.prompt_logprobs
+            self.prompt_logprobs_due = False
+
+    def _take_prompt_logprobs(self) -> Sequence[TokenLogprobs | None] | None:
+        kept, self.kept_prompt_logprobs = self.kept_prompt_logprobs, None
+        return kept
+
+    def _tokens(
+        self, index: int, first: int, token_ids: Sequence[int], text: str, logprobs: Sequence[TokenLogprobs]
+    ) -> bytes:
+        lp = logprobs if self.with_logprobs else None
+        return encode(tokens_map(first, token_ids, text, index, lp, self._take_prompt_logprobs()), self.kind)[1]
+
+    def _finished(
+        self, index: int, reason: Reason, now_ms: float, *, stop: int | str | None, error: ErrorInfo | None
+    ) -> bytes:
+        choice = self.choices[index]
+        choice.ended = True
+        done = self.num_open == 0
+        kept_ids, text = choice.kept_ids, "".join(choice.kept_texts)
+        prompt_logprobs = self._take_prompt_logprobs()
+        has_chunk = bool(kept_ids or text or prompt_logprobs is not None)
+        event = Finished(
+            id=_NOT_SENT,
+            reason=reason,
+            stop=stop,
+            done=done,
+            usage=self._usage() if done else None,
+            error=error,
+            timing=self.times.timing(now_ms) if done and self.times.scheduled_at_ms is not None else None,
+            index=choice.num_tokens - len(kept_ids) if has_chunk else None,
+            token_ids=tuple(kept_ids),
+            text=text,
+            choice=index,
+            logprobs=tuple(choice.kept_logprobs) if has_chunk and self.with_logprobs else None,
+            prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+        )
+        choice.kept_ids, choice.kept_texts, choice.kept_logprobs = [], [], []
+        return encode(to_map(event), self.kind)[1]
+
+    def _usage(self) -> Usage:
+        completion = sum(choice.num_tokens for choice in self.choices)
+        return Usage(self.num_prompt_tokens, completion, self.cached or 0)

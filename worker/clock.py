@@ -1,0 +1,30 @@
+"""The server's clock, as far as this process can tell it without asking each time."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+
+class ServerClock:
+    """Counts on from the server's last answer to TIME with this machine's monotonic clock.
+
+    Never behind the server's own clock, ahead of it by at most the time that the last answer took.
+    """
+
+    def __init__(self) -> None:
+        self._offset_ms = 0.0  # server's clock less the monotonic one
+
+    def set(self, reply: object, sent_s: float) -> None:
+        """Take the reply to TIME (seconds, microseconds) to a command sent at monotonic `sent_s`."""
+        if isinstance(reply, list):
+            seconds, micros = cast("list[bytes]", reply)
+            self._offset_ms = int(seconds) * 1000 + int(micros) / 1000 - sent_s * 1000
+
+    def at_ms(self, monotonic_s: float) -> float:
+        """What the server's clock showed then, in ms since the epoch."""
+        return monotonic_s * 1000 + self._offset_ms
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch on the server's clock."""
+        return int(self.at_ms(time.monotonic()))

@@ -1,0 +1,109 @@
+"""What the demo's requests came to, whether all was right, and the totals."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..clients.events import Event, Finished, Reason, Started, Tokens
+from .demo_prompts import DemoPrompt
+
+REPLACEMENT = "\ufffd"  # what half a character would be decoded to
+
+
+@dataclass(slots=True)
+class Track:
+    """One request on its way; changed by `take` only. Times are monotonic seconds."""
+
+    prompt: DemoPrompt
+    sent_s: float | None = None
+    started_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    text: str = ""
+    num_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    reason: Reason | None = None
+    failure: str = ""  # the request's error, or whatever else went wrong
+
+    def take(self, event: Event, now_s: float) -> None:
+        """Take the next entry of the request's stream."""
+        if isinstance(event, Started):
+            self.started_s = now_s
+        elif isinstance(event, Tokens | Finished):
+            self.text += event.text
+            self.num_tokens += len(event.token_ids)
+            if event.token_ids and self.first_token_s is None:
+                self.first_token_s = now_s
+        if isinstance(event, Finished) and event.done:
+            self._end(event, now_s)
+
+    def _end(self, event: Finished, now_s: float) -> None:
+        self.ended_s = now_s
+        self.reason = event.reason
+        if event.usage is not None:
+            self.prompt_tokens, self.cached_tokens = event.usage.prompt, event.usage.cached
+        if event.error is not None:
+            self.failure = f"{event.error.code}: {event.error.message}"
+
+    @property
+    def problem(self) -> str:
+        """What is not as it should be, in words; empty if all is."""
+        if self.failure or self.reason is None:
+            return self.failure or "it did not end"
+        expected = ("cancelled",) if self.prompt.cancel_after is not None else ("stop", "length")
+        if self.reason not in expected:
+            return f"it ended with {self.reason}, not with {' or '.join(expected)}"
+        if not self.text.strip():
+            return "its text is empty"
+        if REPLACEMENT in self.text:
+            return "its text holds half a character"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The demo in numbers."""
+
+    num_requests: int
+    num_tokens: int
+    wall_s: float  # from the first request to the last end
+    tokens_per_s: float
+    first_token_p50_s: float
+    first_token_max_s: float
+    hurry_first_token_s: float | None  # of the high-priority request
+    prompt_tokens: int
+    cached_tokens: int  # of these, served by the prefix cache
+    mean_rows: float | None  # sequences per step; None if the worker did not say
+
+
+def totals(tracks: Sequence[Track], worker: Mapping[str, str]) -> Totals:
+    """Add up requests that have all ended; `worker` is the worker's own hash."""
+    begin_s = min(track.sent_s or 0.0 for track in tracks)
+    wall_s = max(track.ended_s or begin_s for track in tracks) - begin_s
+    num_tokens = sum(track.num_tokens for track in tracks)
+    waits_s = [track.first_token_s - track.sent_s for track in tracks if track.first_token_s and track.sent_s]
+    hurry = next((each for each in tracks if each.prompt.priority == "high"), None)
+    return Totals(
+        num_requests=len(tracks),
+        num_tokens=num_tokens,
+        wall_s=wall_s,
+        tokens_per_s=num_tokens / wall_s if wall_s else 0.0,
+        first_token_p50_s=statistics.median(waits_s) if waits_s else 0.0,
+        first_token_max_s=max(waits_s, default=0.0),
+        hurry_first_token_s=hurry.first_token_s - hurry.sent_s
+        if hurry and hurry.first_token_s and hurry.sent_s
+        else None,
+        prompt_tokens=sum(track.prompt_tokens for track in tracks),
+        cached_tokens=sum(track.cached_tokens for track in tracks),
+        mean_rows=_mean_rows(worker),
+    )
+
+
+def _mean_rows(worker: Mapping[str, str]) -> float | None:
+    try:
+        return float(worker["step_rows"]) / float(worker["steps"])
+    except (KeyError, ValueError, ZeroDivisionError):
+        return None

@@ -1,0 +1,150 @@
+"""A job entry from the moment it is this worker's until it is acknowledged or another's, and the table of all of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..clients.errors import InvalidEntryError, InvalidJobError, shown_name
+from ..clients.events import ErrorInfo, JobRef
+from ..clients.job import Job, decode_entry
+from ..clients.payload import Kind
+from .answer import Answer
+from .attempt import Begin
+from .history import History, RawEntry
+from .lease import Leases
+from .writer import Writer
+
+
+class Stage(Enum):
+    """How far an entry has come."""
+
+    DECODE = "decode"  # a large payload is being decoded in the pool
+    READ = "read"  # its stream is to be read
+    ASK = "ask"  # whether the last attempt's entry is still pending is to be asked
+    WAIT = "wait"  # may not be begun beside what runs, or its lease is in doubt; read again when it may
+    START = "start"  # `started` is on its way
+    PREPARE = "prepare"  # being rendered and tokenised
+    RUN = "run"  # the engine has it
+    END = "end"  # all is written, not all of it is known to be in
+    ACKNOWLEDGE = "acknowledge"
+    HAND_BACK = "hand back"
+
+
+BEFORE_START = frozenset({Stage.DECODE, Stage.READ, Stage.ASK, Stage.WAIT})
+BEGUN = frozenset({Stage.START, Stage.PREPARE, Stage.RUN})
+
+
+@dataclass(slots=True)
+class Channel:
+    """A request's stream as one attempt writes it. Outlives the entry by a lease, to repair what a failover loses."""
+
+    request_id: str
+    out: str
+    cancel: str
+    writer: Writer
+    flag_seen_s: float = 0.0  # monotonic time at which a reply last told whether the request is cancelled
+    renewals: int = -1  # of the lease, when the stream's TTL was last set; -1: not since `started`
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One job entry in memory. Compared by identity."""
+
+    ref: JobRef
+    stage: Stage
+    request_id: str | None = None  # None: the entry has no valid id
+    kind: Kind = "d"
+    payload: bytes = b""
+    fp: str | None = None  # the entry's own field
+    failure: InvalidJobError | None = None  # remembered, and told only when the request has begun
+    job: Job | None = None
+    entries: list[RawEntry] = field(default_factory=list[RawEntry])  # of the request's stream, read so far
+    history: History = field(default_factory=History)
+    other: JobRef | None = None  # in stage ASK: the entry asked about
+    begin: Begin | None = None
+    seed: int = 0
+    alone: bool = False  # two attempts were charged: run apart from all others
+    channel: Channel | None = None
+    answer: Answer | None = None
+    dead: ErrorInfo | None = None  # the acknowledgement copies the job to the dead-letter stream
+    released: bool = False  # `released` is written: hand back once it is in
+    deadline_ms: int | None = None  # server's clock
+
+    @property
+    def engine_id(self) -> str:
+        """The request as the engine knows it: another one with each attempt, since an abort may take a step."""
+        return f"{self.request_id}#{self.begin.attempt_ms if self.begin else 0}"
+
+    @property
+    def entry_ms(self) -> int:
+        """When the job was added, on the server's clock."""
+        return int(self.ref.entry_id.partition("-")[0])
+
+    @property
+    def payload_sha(self) -> str:
+        """SHA-256 of the payload in hex."""
+        return hashlib.sha256(self.payload).hexdigest()
+
+
+def new_held(ref: JobRef, pairs: list[bytes] | None) -> Held:
+    """An entry as the server gave it: names and values in turn; None for one that was deleted while pending."""
+    if pairs is None:
+        return Held(ref, Stage.ACKNOWLEDGE)
+    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    try:
+        entry = decode_entry(fields)
+        if len(fields) * 2 != len(pairs):
+            raise _twice(pairs, entry.id, entry.kind)
+    except InvalidEntryError as error:
+        kind: Kind = "json" if error.kind == "json" else "d"
+        payload = fields.get(b"json" if kind == "json" else b"job", b"")
+        held = Held(ref, Stage.READ, error.id, kind, payload, failure=error)
+        if error.id is None:
+            held.stage = Stage.ACKNOWLEDGE
+            held.dead = ErrorInfo(error.code, error.message, error.param)
+        return held
+    return Held(ref, Stage.DECODE, entry.id, entry.kind, entry.payload, entry.fp)
+
+
+def _twice(pairs: list[bytes], request_id: str, kind: Kind) -> InvalidEntryError:
+    names = pairs[::2]
+    name = next(each for each in names if names.count(each) > 1)
+    return InvalidEntryError("given twice", shown_name(name.decode("utf-8", "backslashreplace")), request_id, kind)
+
+
+class Memory:
+    """All entries held, in the order in which they came. What is in here is renewed, and nothing else."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self._held: dict[JobRef, Held] = {}
+
+    def add(self, held: Held, since_s: float) -> None:
+        """Hold an entry given to this worker by a command that was sent at `since_s` (monotonic)."""
+        self._held[held.ref] = held
+        self._leases.hold(held.ref, since_s)
+
+    def drop(self, held: Held) -> None:
+        """Hold it no longer."""
+        if self._held.get(held.ref) is held:
+            del self._held[held.ref]
+            self._leases.release(held.ref)
+
+    def __contains__(self, ref: object) -> bool:
+        """Whether an entry is held."""
+        return ref in self._held
+
+    def __len__(self) -> int:
+        """Number of entries held."""
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held]:
+        """All entries; they may be dropped on the way."""
+        return iter(tuple(self._held.values()))
+
+    def at(self, *stages: Stage) -> list[Held]:
+        """The entries in these stages."""
+        return [held for held in self._held.values() if held.stage in stages]

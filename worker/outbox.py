@@ -1,0 +1,214 @@
+"""Everything that this worker writes: entries of requests' streams, acknowledgements, hand-backs.
+
+Entries go out by compare-and-append, all due ones of all requests in one pipeline. `docs/protocol.md`, "A worker", 3 and 6.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..clients.events import ErrorInfo
+from . import lua
+from .batch import Batch
+from .connection import Failed
+from .context import Context
+from .held import Channel, Held, Stage
+from .writer import Append, Entry, WriterState
+
+# Idle time of an entry handed back: above any lease, so that whoever looks for idle entries takes it at once.
+HANDED_BACK_IDLE_MS = 365 * 86_400_000
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.5
+
+
+class Outbox:
+    """Sends what is due. `on_done` is told of every entry whose acknowledgement or hand-back is through."""
+
+    def __init__(self, context: Context, on_done: Callable[[Held], None]) -> None:
+        self._context = context
+        self._on_done = on_done
+        self._kept: deque[tuple[float, Channel]] = deque()  # ended ones, until a lease after their end (monotonic)
+        self._pause_s = 0.0
+        self._not_before_s = 0.0
+        self.out_of_memory = False  # the server refused a write for want of memory, and none has gone through since
+
+    # --- what there is to write ---------------------------------------------------------------------------------------
+
+    def start(self, held: Held, channel: Channel, payload: bytes) -> None:
+        """Begin an attempt's chain with its `started`."""
+        settings = self._context.settings
+        # A stream of one's own making must not stay for a day if nothing follows; one that others wait on must not end.
+        ttl_s = settings.queue_ttl_s if channel.writer.base_id else 2 * settings.lease_s
+        channel.writer.add(Entry(payload, int(ttl_s * 1000)))
+        held.channel = channel
+        held.stage = Stage.START
+
+    def append(self, held: Held, payload: bytes, *, num_tokens: int = 0, terminal: bool = False) -> None:
+        """Put an entry at the end of a request's chain."""
+        channel, settings = _channel(held), self._context.settings
+        ttl_ms = 0
+        if terminal:
+            ttl_ms = int(settings.result_ttl_s * 1000)
+        elif (renewals := self._context.leases.of(held.ref).renewals) != channel.renewals:
+            channel.renewals = renewals
+            ttl_ms = int(settings.queue_ttl_s * 1000)
+        channel.writer.add(Entry(payload, ttl_ms, clears_flag=terminal, num_tokens=num_tokens))
+        if terminal:
+            self.end(held)
+
+    def end(self, held: Held) -> None:
+        """Nothing follows what is in the chain now."""
+        _channel(held).writer.ended = True
+        held.stage = Stage.END
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the server takes no writes at present."""
+        return self._pause_s > 0
+
+    def reconnected(self) -> None:
+        """The connection is a new one: the last entry of everything kept is sent again, before any acknowledgement."""
+        for channel in self._channels():
+            channel.writer.reconnected()
+
+    def _channels(self) -> list[Channel]:
+        running = [held.channel for held in self._context.memory if held.channel is not None]
+        return running + [channel for _, channel in self._kept]
+
+    def collect(self, batch: Batch) -> None:
+        """Add what is due to a pipeline."""
+        now_s = time.monotonic()
+        if now_s < self._not_before_s:
+            return
+        while self._kept and self._kept[0][0] <= now_s:
+            self._kept.popleft()
+        verified = True  # whether the last entries of everything kept are known to be in
+        for held in self._context.memory:
+            if held.channel is not None:
+                self._collect_writes(batch, held.channel, held, now_s)
+                verified = verified and not held.channel.writer.probing
+        for _, channel in self._kept:
+            if channel.writer.probing or not channel.writer.complete:
+                self._collect_writes(batch, channel, None, now_s)
+                verified = verified and not channel.writer.probing
+        if verified:
+            self._collect_last(batch)
+
+    def _collect_writes(self, batch: Batch, channel: Channel, held: Held | None, now_s: float) -> None:
+        writer = channel.writer
+        if writer.must_verify:
+            first = writer.id_of(0)
+            batch.add((b"XRANGE", channel.out, first, first), writer.verified)
+            return
+        if not writer.has_due or (held is not None and not self._may_write(held, now_s)):
+            return
+        for append in writer.due():
+            batch.add(_command(channel, append), partial(self._appended, channel, append))
+
+    def _may_write(self, held: Held, now_s: float) -> bool:
+        leases = self._context.leases
+        if held.stage is Stage.START:
+            return leases.may_begin(held.ref, now_s)
+        return leases.may_publish(held.ref, now_s)
+
+    def _appended(self, channel: Channel, append: Append, outcome: Any) -> None:
+        if isinstance(outcome, Failed):
+            if outcome.code == "OOM":
+                self.out_of_memory = True
+        else:
+            self.out_of_memory = False
+            if outcome[0] == 1:
+                channel.flag_seen_s = time.monotonic()
+        if append.again:
+            self._context.counters.resent += 1
+        channel.writer.reply(append.seq, outcome)
+
+    def failed(self, codes: set[str]) -> None:
+        """Take the codes that the commands of a pipeline failed with; after some of them, writing pauses."""
+        if codes - {"NOSCRIPT", "NOGROUP", "ERR"}:
+            self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            self._not_before_s = time.monotonic() + self._pause_s
+        else:
+            self._pause_s = 0.0
+        if "OOM" in codes:
+            self._context.counters.out_of_memory += 1
+
+    # --- the end of an entry ------------------------------------------------------------------------------------------
+
+    def _collect_last(self, batch: Batch) -> None:
+        context = self._context
+        for held in context.memory.at(Stage.ACKNOWLEDGE):
+            keys = (held.ref.key, context.keys.dead)
+            args = (context.worker, held.ref.entry_id, *self._dead_fields(held))
+            batch.add(lua.call(lua.ACKNOWLEDGE, keys, args), partial(self._acknowledged, held))
+        for held in context.memory.at(Stage.HAND_BACK):
+            args = (context.worker, held.ref.entry_id, HANDED_BACK_IDLE_MS)
+            batch.add(lua.call(lua.HAND_BACK, (held.ref.key,), args), partial(self._handed_back, held))
+
+    def _dead_fields(self, held: Held) -> tuple[str | int, ...]:
+        if held.dead is None:
+            return ()
+        num_attempts = len(held.history.attempts) + (held.channel is not None)
+        message = held.dead.message + (f" ({held.dead.param})" if held.dead.param else "")
+        return (
+            *("reason", held.dead.code, "error", message, "attempts", num_attempts),
+            *("worker", self._context.worker, "from", f"{held.ref.key} {held.ref.entry_id}"),
+        )
+
+    def _acknowledged(self, held: Held, outcome: Any) -> None:
+        if self._put_off(held, outcome):
+            return
+        counters = self._context.counters
+        if outcome == 1:
+            counters.acknowledged += 1
+            counters.dead_lettered += held.dead is not None
+        self._done(held)
+
+    def _handed_back(self, held: Held, outcome: Any) -> None:
+        if self._put_off(held, outcome):
+            return
+        self._context.counters.handed_back += outcome == 1
+        self._done(held)
+
+    def _put_off(self, held: Held, outcome: Any) -> bool:
+        """Whether an outcome is none. After an error that does not pass the entry is left pending."""
+        if not isinstance(outcome, Failed):
+            return False
+        if not outcome.again:
+            log = self._context.log
+            log.error("cannot be acknowledged", request=held.request_id, job=held.ref.entry_id, error=outcome.code)
+            self._context.leave_alone(held.ref, self._context.settings.lease_s)
+            self._done(held)
+        return True
+
+    def _done(self, held: Held) -> None:
+        if held.channel is not None and held.channel.writer.state is WriterState.OPEN:
+            self._kept.append((time.monotonic() + self._context.settings.lease_s, held.channel))
+        self._context.memory.drop(held)
+        self._on_done(held)
+
+    def acknowledge(self, held: Held, dead: ErrorInfo | None = None) -> None:
+        """The entry is to be acknowledged, with a copy to the dead-letter stream for the reason given."""
+        held.dead = dead
+        held.stage = Stage.ACKNOWLEDGE
+
+
+def _channel(held: Held) -> Channel:
+    if held.channel is None:
+        raise RuntimeError("an entry that has not begun cannot be written to")
+    return held.channel
+
+
+def _command(channel: Channel, append: Append) -> lua.Args:
+    entry = append.entry
+    args = (
+        *(append.previous_id, append.entry_id, channel.writer.field, entry.payload),
+        *(entry.ttl_ms, b"1" if entry.clears_flag else b"0"),
+    )
+    return lua.call(lua.APPEND, (channel.out, channel.cancel), args)

@@ -1,0 +1,108 @@
+"""A small pool of threads for rendering and tokenising, so that nobody waits for a neighbour's megabyte of prompt.
+
+A thread cannot be ended from outside. One whose work takes longer than allowed is given up: its ticket comes back as
+timed out, its late result is dropped, and another thread takes its place, up to a limit.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+_MOST_GIVEN_UP = 8
+
+
+class PrepareTimeoutError(Exception):
+    """The work took longer than allowed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job(Generic[T]):
+    ticket: object
+    work: Callable[[], T]
+    started_s: float | None = None
+    given_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Generic[T]):
+    """One result: `error` is set where there is no `value`."""
+
+    ticket: object
+    value: T | None = None
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class PreparePool(Generic[T]):
+    """Runs work on `num_threads` daemon threads; `wake` is called (on such a thread) when a result is there."""
+
+    num_threads: int
+    timeout_s: float
+    wake: Callable[[], None]
+    _waiting: queue.SimpleQueue[_Job[T] | None] = field(default_factory=queue.SimpleQueue)
+    _results: queue.SimpleQueue[Prepared[T]] = field(default_factory=queue.SimpleQueue)
+    _open: set[_Job[T]] = field(default_factory=set)
+    _num_given_up: int = 0
+
+    def __post_init__(self) -> None:
+        for _ in range(self.num_threads):
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        threading.Thread(target=self._run, name="headrace-prepare", daemon=True).start()
+
+    def __len__(self) -> int:
+        """Number of tickets whose result has not been fetched."""
+        return len(self._open)
+
+    def submit(self, ticket: object, work: Callable[[], T]) -> None:
+        """Queue work; its result comes out of `done` under `ticket`."""
+        job = _Job(ticket, work)
+        self._open.add(job)
+        self._waiting.put(job)
+
+    def done(self) -> list[Prepared[T]]:
+        """Results that came in since the last call, and tickets that ran out of time."""
+        out: list[Prepared[T]] = []
+        while True:
+            try:
+                out.append(self._results.get_nowait())
+            except queue.Empty:
+                break
+        finished = {id(each.ticket) for each in out}
+        self._open = {job for job in self._open if id(job.ticket) not in finished}
+        return out + self._overdue()
+
+    def _overdue(self) -> list[Prepared[T]]:
+        now_s = time.monotonic()
+        late = {job for job in self._open if job.started_s is not None and now_s - job.started_s > self.timeout_s}
+        for job in late:
+            job.given_up = True
+            self._num_given_up += 1
+            if self._num_given_up <= _MOST_GIVEN_UP:
+                self._start_thread()
+        self._open -= late
+        return [Prepared(job.ticket, error=PrepareTimeoutError()) for job in late]
+
+    def close(self) -> None:
+        """End the threads as soon as they are idle."""
+        for _ in range(self.num_threads + self._num_given_up):
+            self._waiting.put(None)
+
+    def _run(self) -> None:
+        while (job := self._waiting.get()) is not None:
+            job.started_s = time.monotonic()
+            try:
+                result = Prepared(job.ticket, job.work())
+            except Exception as error:  # noqa: BLE001  whatever a tokenizer raises is the request's, not the thread's
+                result = Prepared[T](job.ticket, error=error)
+            if job.given_up:
+                return
+            self._results.put(result)
+            self.wake()

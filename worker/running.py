@@ -1,0 +1,127 @@
+"""Requests that have begun: what the engine gives goes into their streams; cancelling, time limits, handing over."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..clients.entries import encode, to_map
+from ..clients.events import ErrorInfo, Reason, Released
+from ..engine.types import ChoiceOutput, Finish, StepOutput
+from .answer import Answer
+from .batch import Batch
+from .connection import Failed
+from .context import Context
+from .held import Channel, Held, Stage
+from .outbox import Outbox
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+
+class Running:
+    """The requests that the engine has, and the ends of all requests."""
+
+    def __init__(self, context: Context, outbox: Outbox, engine: Engine) -> None:
+        self._context = context
+        self._outbox = outbox
+        self._engine = engine
+        self._by_engine_id: dict[str, Held] = {}
+
+    def add(self, held: Held) -> None:
+        """The engine has it from now on."""
+        held.stage = Stage.RUN
+        self._by_engine_id[held.engine_id] = held
+
+    def publish(self, step: StepOutput) -> None:
+        """Turn what a step gave into entries."""
+        now_ms = self._context.clock.at_ms(time.monotonic())
+        for output in step.outputs:
+            held = self._by_engine_id.get(output.request_id)
+            if held is not None:
+                self._publish(held, output, now_ms)
+
+    def _publish(self, held: Held, output: ChoiceOutput, now_ms: float) -> None:
+        answer = _answer(held)
+        if answer.times.scheduled_at_ms is None:
+            answer.times.scheduled_at_ms = self._context.clock.at_ms(output.first_scheduled_s)
+        fed = answer.feed(output, now_ms)
+        if fed.stop_found:
+            self._engine.finish(output.request_id, output.choice)
+        if fed.payload is None:
+            return
+        self._context.counters.tokens += fed.num_new
+        terminal = answer.num_open == 0
+        self._outbox.append(held, fed.payload, num_tokens=fed.num_new, terminal=terminal)
+        if terminal:
+            del self._by_engine_id[held.engine_id]
+            self._context.log.info("finished", request=held.request_id, reason=fed.finish and fed.finish.reason)
+
+    def end(self, held: Held, reason: Reason, error: ErrorInfo | None = None) -> None:
+        """End a begun request with everything that is open of it."""
+        self._stop(held)
+        now_ms = self._context.clock.at_ms(time.monotonic())
+        payloads = _answer(held).close_all(reason, now_ms, error)
+        for payload in payloads[:-1]:
+            self._outbox.append(held, payload)
+        self._outbox.append(held, payloads[-1], terminal=True)
+        self._context.log.info(
+            "ended", request=held.request_id, reason=reason, code=error and error.code, param=error and error.param
+        )
+
+    def close(self, held: Held, choice: int, finish: Finish) -> None:
+        """End one choice that its settled tokens have ended."""
+        now_ms = self._context.clock.at_ms(time.monotonic())
+        answer = _answer(held)
+        payload = answer.close(choice, finish.reason, now_ms, finish.stop)
+        self._outbox.append(held, payload, terminal=answer.num_open == 0)
+
+    def release(self, held: Held) -> None:
+        """Hand a begun request over: `released`, and behind it the entry itself."""
+        self._stop(held)
+        payload = encode(to_map(Released((0, 0))), held.kind)[1]
+        self._outbox.append(held, payload)
+        self._outbox.end(held)
+        held.released = True
+
+    def drop(self, held: Held) -> None:
+        """Forget a request at once; nothing of it is written any more."""
+        self._stop(held)
+        self._context.memory.drop(held)
+
+    def _stop(self, held: Held) -> None:
+        if self._by_engine_id.pop(held.engine_id, None) is not None:
+            self._engine.abort(held.engine_id)
+
+    # --- cancelling and time limits -----------------------------------------------------------------------------------
+
+    def collect(self, batch: Batch) -> None:
+        """Ask about the cancel flags of those that have learnt nothing for a while: in prefill, or silent."""
+        asked_before_s = time.monotonic() - self._context.settings.cancel_poll_s
+        for held in self._context.memory.at(Stage.PREPARE, Stage.RUN):
+            channel = held.channel
+            if channel is not None and channel.flag_seen_s <= asked_before_s:
+                batch.add((b"EXISTS", channel.cancel), partial(self._flag, channel))
+
+    def _flag(self, channel: Channel, outcome: Any) -> None:
+        if not isinstance(outcome, Failed):
+            channel.flag_seen_s = time.monotonic()
+            channel.writer.cancelled = channel.writer.cancelled or outcome == 1
+
+    def watch(self) -> None:
+        """End what is cancelled or out of time."""
+        now_ms = self._context.clock.now_ms()
+        for held in self._context.memory.at(Stage.PREPARE, Stage.RUN):
+            if held.channel is not None and held.channel.writer.cancelled:
+                self._context.counters.cancelled += 1
+                self.end(held, "cancelled")
+            elif held.deadline_ms is not None and now_ms >= held.deadline_ms:
+                self._context.counters.deadlines += 1
+                self.end(held, "deadline")
+
+
+def _answer(held: Held) -> Answer:
+    if held.answer is None:
+        raise RuntimeError("a request without an answer cannot be running")
+    return held.answer

@@ -1,0 +1,89 @@
+"""The flags of the commands that speak to a queue from outside: submit, tail, cancel, status, health."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+from pydantic import Field, StringConstraints
+
+from .flags import Flag, FlagSettings
+from .settings import DURATION_RULE, Count, Seconds, ServerFlags, Texts
+
+AsJson = Annotated[
+    bool,
+    Field(validation_alias="HEADRACE_JSON"),
+    Flag("one JSON object a line", "true or false", panel="Output", name="json"),
+]
+
+
+class SubmitFlags(ServerFlags):
+    """`headrace submit`."""
+
+    chat: Annotated[bool, Flag("the prompt is a user's message of a chat", "true or false", panel="Job")] = False
+    system: Annotated[
+        str | None, Flag("system message of the chat; implies --chat", "text", metavar="TEXT", panel="Job")
+    ] = None
+    max_tokens: Annotated[Count, Flag("longest output", "an integer from 1", panel="Job")] = 256
+    temperature: Annotated[float, Ge(0), Flag("0 is greedy", "a number from 0", panel="Job")] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1), Flag("nucleus sampling", "a number above 0, at most 1", panel="Job")] = 1.0
+    top_k: Annotated[int, Ge(0), Flag("sample from so many; 0 is off", "an integer from 0", panel="Job")] = 0
+    seed: Annotated[
+        Annotated[int, Ge(0), Le(2**63 - 1)] | None,
+        Flag("seed of the noise", "an integer from 0 to 2⁶³−1", panel="Job", default="drawn at random"),
+    ] = None
+    stop: Annotated[Texts, Flag("end before this text; may be repeated", "text", metavar="TEXT", panel="Job")] = ()
+    n: Annotated[int, Ge(1), Le(16), Flag("choices", "an integer from 1 to 16", panel="Job")] = 1
+    id: Annotated[
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:\-]{1,128}$")] | None,
+        Flag(
+            "id of the request", "1 to 128 characters of A–Z a–z 0–9 _ . : -", metavar="ID", panel="Job", default="new"
+        ),
+    ] = None
+    priority: Annotated[
+        Literal["high", "normal", "low"], Flag("which line to stand in", "high, normal or low", panel="Job")
+    ] = "normal"
+    stream: Annotated[bool, Flag("show the text as it comes", "true or false", panel="Output")] = True
+    detach: Annotated[bool, Flag("print the id and do not wait", "true or false", panel="Output")] = False
+    as_json: AsJson = False
+    timeout: Annotated[
+        Seconds | None,
+        Gt(0),
+        Flag("longest wait between two entries", DURATION_RULE, metavar="DURATION", panel="Output", default="none"),
+    ] = None
+
+
+class TailFlags(ServerFlags):
+    """`headrace tail`."""
+
+    cursor: Annotated[
+        str | None,
+        Flag("go on behind this entry", "a cursor as --json prints it", metavar="CURSOR", default="the beginning"),
+    ] = None
+    as_json: AsJson = False
+    timeout: Annotated[
+        Seconds | None,
+        Gt(0),
+        Flag("longest wait between two entries", DURATION_RULE, metavar="DURATION", panel="Output"),
+    ] = 30.0
+
+
+class CancelFlags(ServerFlags):
+    """`headrace cancel`."""
+
+
+class StatusFlags(ServerFlags):
+    """`headrace status`."""
+
+    as_json: AsJson = False
+
+
+class HealthFlags(ServerFlags):
+    """`headrace health`."""
+
+    any_host: Annotated[bool, Flag("a worker on whatever machine will do, not only on this one", "true or false")] = (
+        False
+    )
+
+
+CLIENT_FLAGS: tuple[type[FlagSettings], ...] = (SubmitFlags, TailFlags, CancelFlags, StatusFlags, HealthFlags)

@@ -1,0 +1,183 @@
+"""The write side of one attempt: a chain of entries, each naming its predecessor, and what every reply means for it.
+
+Pure: it knows neither sockets nor Redis. `due` says which entries to send now; `reply`, `verified` and `reconnected`
+are told what came back. The rules are those of docs/protocol.md, "A worker", 3; sending an entry again is always
+right, because the server compares before it appends.
+
+    entries   0 ……………… confirmed ……………… sent ……………… len(entries)
+              known to be in       in flight         not sent yet
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .connection import Failed
+
+
+class WriterState(Enum):
+    """Whether an attempt may write."""
+
+    OPEN = "open"
+    FENCED = "fenced"  # the stream goes on without this attempt: no further write, no acknowledgement
+    GONE = "gone"  # the stream that was there at begin is not there any more: acknowledge
+    BROKEN = "broken"  # an error that does not pass: drop, leave the entry pending
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry as it is sent, and sent again, byte for byte."""
+
+    payload: bytes
+    ttl_ms: int = 0  # 0: leave the stream's TTL as it is
+    clears_flag: bool = False  # delete the cancel flag with it (the terminal entry)
+    num_tokens: int = 0  # tokens that it settles
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One compare-and-append to send."""
+
+    seq: int
+    previous_id: bytes  # what must be the newest id; empty for no stream
+    entry_id: bytes
+    entry: Entry
+    again: bool = False  # it was sent before
+
+
+class Writer:
+    """The chain of one attempt. `base_id`: the newest id read at begin, empty for no stream; `attempt_ms`: A of its ids."""
+
+    def __init__(self, base_id: bytes, attempt_ms: int, field: bytes) -> None:
+        self.base_id = base_id
+        self.attempt_ms = attempt_ms
+        self.field = field
+        self.entries: list[Entry] = []
+        self.confirmed = 0  # entries [0, confirmed) are known to be in
+        self.sent = 0  # entries [confirmed, sent) are in flight
+        self._tried = 0  # entries [0, tried) were sent at least once
+        self.state = WriterState.OPEN
+        self.ended = False  # the last entry of the chain is the last that this attempt will write
+        self.cancelled = False  # a reply has shown the cancel flag
+        self.probing = False  # the connection is new: the last entry has been sent again, its reply is not in
+        self.error = ""  # of BROKEN
+        self._claim: int | None = None  # the server says that the newest entry is this one of ours: to be verified
+
+    def add(self, entry: Entry) -> None:
+        """Put an entry at the end of the chain."""
+        self.entries.append(entry)
+
+    def id_of(self, seq: int) -> bytes:
+        """Entry id `A-K`; for seq -1 the id that the chain is built on."""
+        return b"%d-%d" % (self.attempt_ms, seq) if seq >= 0 else self.base_id
+
+    @property
+    def begun(self) -> bool:
+        """Whether `started` is known to be in."""
+        return self.confirmed > 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that this attempt will write is known to be in."""
+        return self.state is WriterState.OPEN and self.ended and self.confirmed == len(self.entries)
+
+    @property
+    def must_verify(self) -> bool:
+        """Whether `started` is to be read back, to see whether entries with this attempt's ids are really its own."""
+        return self._claim is not None and self.state is WriterState.OPEN
+
+    @property
+    def has_due(self) -> bool:
+        """Whether `due` would give anything."""
+        return self.sent < self._end and self.state is WriterState.OPEN and self._claim is None
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether a token of this attempt is known to be in."""
+        return any(entry.num_tokens for entry in self.entries[: self.confirmed])
+
+    @property
+    def _end(self) -> int:
+        """Entries up to here may be sent: nothing follows `started` before its reply."""
+        return len(self.entries) if self.begun else min(1, len(self.entries))
+
+    def due(self) -> list[Append]:
+        """The entries to send now; they count as sent."""
+        if not self.has_due:
+            return []
+        first, self.sent = self.sent, self._end
+        appends = [
+            Append(seq, self.id_of(seq - 1), self.id_of(seq), self.entries[seq], seq < self._tried)
+            for seq in range(first, self.sent)
+        ]
+        self._tried = max(self._tried, self.sent)
+        return appends
+
+    def reply(self, seq: int, outcome: Any) -> None:
+        """Take the outcome of sending entry `seq`: `[1, flag]`, `[0, newest id]`, or `Failed`."""
+        if self.state is not WriterState.OPEN:
+            return
+        if isinstance(outcome, Failed):
+            self._failed(seq, outcome)
+            return
+        status, detail = outcome
+        if status == 1:
+            self.confirmed = max(self.confirmed, seq + 1)
+            self.cancelled = self.cancelled or detail == 1
+            self.probing = False
+        else:
+            self._refused(bytes(detail))
+
+    def _failed(self, seq: int, outcome: Failed) -> None:
+        if outcome.again:
+            self.sent = min(self.sent, seq)
+        else:
+            self.state = WriterState.BROKEN
+            self.error = f"{outcome.code} {outcome.message}"
+
+    def _refused(self, newest: bytes) -> None:
+        seq = self._seq_of(newest)
+        if seq is not None:
+            self._claim = seq
+        elif newest == self.base_id:
+            # All of this attempt is gone (lost in a failover, or its stream of two leases has expired): from the start.
+            self.confirmed = self.sent = 0
+            self.probing = False
+        else:
+            self.state = WriterState.FENCED if newest else WriterState.GONE
+
+    def _seq_of(self, newest: bytes) -> int | None:
+        """Which entry of this chain has that id, if one may have."""
+        attempt, _, seq = newest.partition(b"-")
+        if not newest or int(attempt) != self.attempt_ms or int(seq) >= len(self.entries):
+            return None
+        return int(seq)
+
+    def verified(self, outcome: Any) -> None:
+        """Take what `XRANGE out A-0 A-0` has given, asked for because of `must_verify`.
+
+        Two workers can choose the same A in the same millisecond; only the bytes of `started` tell whose it is.
+        """
+        if self._claim is None or self.state is not WriterState.OPEN:
+            return
+        if isinstance(outcome, Failed):
+            if not outcome.again:
+                self.state = WriterState.BROKEN
+                self.error = f"{outcome.code} {outcome.message}"
+            return
+        claim, self._claim = self._claim, None
+        self.probing = False
+        if outcome and list(outcome[0][1]) != [self.field, self.entries[0].payload]:
+            self.state = WriterState.FENCED
+        elif outcome or self.begun:  # begun: it was seen in before, and someone has deleted it since
+            self.confirmed = self.sent = claim + 1
+        else:
+            self.sent = 0
+
+    def reconnected(self) -> None:
+        """The connection is a new one: nothing is in flight, and the last entry known to be in is to be sent again."""
+        if self.state is WriterState.OPEN and self.entries:
+            self.sent = max(self.confirmed - 1, 0)
+            self.probing = True
