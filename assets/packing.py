@@ -22,8 +22,8 @@ class Shape(NamedTuple):
     rows: int
 
 
-SHORT = Shape(384, 8)
-LONG = Shape(2048, 2)
+SHORT = Shape(384, 4)
+LONG = Shape(2048, 1)
 
 
 def pack(documents: Sequence[list[int]], length: int, open_rows: int = 64) -> list[list[int]]:

@@ -35,7 +35,7 @@ def decode(data: bytes, whole: str) -> object:
 
 
 def _decoder(parse_int: Callable[[str], int] | None = None) -> json.JSONDecoder:
-    return json.JSONDecoder(object_pairs_hook=map_of, parse_constant=float, parse_int=parse_int)
+    return json.JSONDecoder(object_pairs_hook=map_of, parse_int=parse_int)
 
 
 def _bounded_int(digits: str) -> int:

@@ -108,7 +108,7 @@ class AsyncClient:
 
 
 class AsyncHandle:
-    """A request that was submitted: its `id`, and whether this call `added` a job or found it there."""
+    """A request that was submitted: its `id`, and whether this call `added` it or found it there."""
 
     def __init__(self, client: AsyncClient, request_id: str, added: bool) -> None:
         self._client = client
@@ -163,15 +163,13 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Event:
-        following = self._following
         try:
-            while not following.done:
-                if (event := following.take()) is not None:
-                    return event
-                if following.is_empty:
-                    following.add(await self._link.run(following.fetch(self._link.max_block_ms)))
+            while (event := self._following.take()) is None and not self._following.done:
+                self._following.add(await self._link.run(self._following.fetch(self._link.max_block_ms)))
         except BaseException:
             await self.close()
             raise
-        await self.close()
-        raise StopAsyncIteration
+        if event is None:
+            await self.close()
+            raise StopAsyncIteration
+        return event

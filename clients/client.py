@@ -108,7 +108,7 @@ class Client:
 
 
 class Handle:
-    """A request that was submitted: its `id`, and whether this call `added` a job or found it there."""
+    """A request that was submitted: its `id`, and whether this call `added` it or found it there."""
 
     def __init__(self, client: Client, request_id: str, added: bool) -> None:
         self._client = client
@@ -163,15 +163,13 @@ class Stream:
         return self
 
     def __next__(self) -> Event:
-        following = self._following
         try:
-            while not following.done:
-                if (event := following.take()) is not None:
-                    return event
-                if following.is_empty:
-                    following.add(self._link.run(following.fetch(self._link.max_block_ms)))
+            while (event := self._following.take()) is None and not self._following.done:
+                self._following.add(self._link.run(self._following.fetch(self._link.max_block_ms)))
         except BaseException:
             self.close()
             raise
-        self.close()
-        raise StopIteration
+        if event is None:
+            self.close()
+            raise StopIteration
+        return event

@@ -53,11 +53,6 @@ class Following:
         """Whether the end was taken."""
         return self._reader.done
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether entries are to be fetched."""
-        return not self._entries
-
     def add(self, entries: Sequence[Entry]) -> None:
         """Keep entries that were fetched."""
         self._entries.extend(entries)
@@ -85,10 +80,11 @@ class Following:
         """The next entries, at least one. Raises ExpiredError, WaitTimeoutError."""
         reader, out = self._reader, self._out
         ends_s = self._limit.ends_s()
-        backoff_s, reason = BACKOFF_S[0], None
+        backoff_s, reason, at_once = BACKOFF_S[0], None, True
         while True:
             left_s = max(0.0, ends_s - time.monotonic())
-            block_ms = max(1, int(min(left_s * 1000, max_block_ms)))
+            # What was read before is there at once, or a look is due whether the stream is.
+            block_ms = 1 if reader.verifying and at_once else max(1, int(min(left_s * 1000, max_block_ms)))
             try:
                 args = ("XREAD", "COUNT", _READ_COUNT, "BLOCK", block_ms, "STREAMS", out, reader.read_from)
                 entries = replies.stream_entries((yield Command(out, args)))
@@ -96,9 +92,9 @@ class Following:
                     return entries
                 if reader.seen and not replies.integer((yield Command(out, ("EXISTS", out)))):
                     reader.gone()
-                backoff_s, reason = BACKOFF_S[0], None
+                backoff_s, reason, at_once = BACKOFF_S[0], None, False
             except LostReplyError as lost:
-                reason = lost.reason
+                reason, at_once = lost.reason, True
                 reader.reconnected()
                 yield Pause(min(left_s, _RANDOM.uniform(0.5, 1.0) * backoff_s))
                 backoff_s = min(backoff_s * 2, BACKOFF_S[1])

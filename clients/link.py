@@ -43,6 +43,8 @@ _NOT_NOW_CODES = ("MISCONF", "NOREPLICAS", "UNBLOCKED", "BUSY", "LOADING", "MAST
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 _FOR_GOOD = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 _MAX_REASON_LEN = 200
+# redis-py's own limit is 100, and each open stream holds one: let the server's `maxclients` be the limit.
+_MAX_CONNECTIONS = 1 << 20
 
 
 def told_apart(error: Exception) -> Exception:
@@ -68,6 +70,7 @@ def connection_options() -> dict[str, Any]:
         "socket_connect_timeout": SOCKET_TIMEOUT_S,
         "socket_keepalive": True,
         "health_check_interval": 30,
+        "max_connections": _MAX_CONNECTIONS,
     }
 
 

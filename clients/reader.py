@@ -43,6 +43,11 @@ class Reader:
         return self.position is not None
 
     @property
+    def verifying(self) -> bool:
+        """Whether the next entry must be the last one fed, once more."""
+        return self._verify
+
+    @property
     def cursor(self) -> str:
         """Where to go on from, as text: everything up to here was fed. '' before the first entry."""
         if self.position is None:

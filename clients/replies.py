@@ -30,10 +30,10 @@ def _is_wrapped(found: list[Any]) -> bool:
     return not first or not isinstance(first[0], bytes)
 
 
-def _fields(fields: Any) -> Mapping[bytes, bytes]:
+def _fields(fields: Any) -> Mapping[Any, Any]:
     if isinstance(fields, Mapping):
-        return cast("Mapping[bytes, bytes]", fields)
-    flat = cast("list[bytes]", fields)
+        return cast("Mapping[Any, Any]", fields)
+    flat = cast("list[Any]", fields)
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -56,7 +56,7 @@ def time_ms(reply: Any) -> int:
 def num_waiting(groups: Iterable[Any], group: str, length: int) -> int:
     """Of XINFO GROUPS: entries of a stream of `length` that no consumer of `group` has been given."""
     for found in groups:
-        info = {_text(key): value for key, value in cast("Mapping[str | bytes, Any]", found).items()}
+        info = {_text(key): value for key, value in _fields(found).items()}
         if _text(info["name"]) == group:
             lag = info.get("lag")  # the server does not know it where entries in between were deleted
             return int(lag) if lag is not None else max(0, length - int(info["pending"]))

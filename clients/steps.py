@@ -17,7 +17,7 @@ from typing import Any, Final
 from . import replies
 from .entries import decode, encode, format_id, to_map
 from .errors import ConflictError, MalformedEntryError, QueueFullError, UnavailableError
-from .events import EntryId, Event, Finished, Queued, Started, Usage
+from .events import EntryId, Finished, Queued, Started, Usage
 from .keys import GROUP, Keys
 from .lua import APPEND, CANCEL, Script
 from .payload import Kind
@@ -105,7 +105,7 @@ class Patience:
 
 
 def submit(job: Submission, keys: Keys, policy: Policy) -> Generator[Step, Any, bool]:
-    """Write `queued`, then add the job; give whether a job was added.
+    """Write `queued`, then add the job; give whether this call has, or found the request there.
 
     Raises QueueFullError, ConflictError, UnavailableError.
     """
@@ -114,7 +114,7 @@ def submit(job: Submission, keys: Keys, policy: Policy) -> Generator[Step, Any, 
     while True:
         try:
             if not (yield from _must_add(job, keys, policy, own)):
-                return False
+                return bool(own)
             fields = ("id", job.id, job.field, job.payload, "v", "1", "fp", job.fp)
             jobs = keys.jobs(job.priority)
             yield Command(jobs, ("XADD", jobs, "*", *fields))
@@ -131,9 +131,10 @@ def _must_add(job: Submission, keys: Keys, policy: Policy, own: set[EntryId]) ->
         entries = replies.entries((yield Command(out, ("XRANGE", out, "-", "+", "COUNT", 2))))
         if entries:
             first = _first_event(job, *entries[0])
+            own &= {first.id}  # whatever else was tried is not there
             if len(entries) > 1 or not isinstance(first, Queued):
                 return False
-            if first.id in own:
+            if own:
                 return True
             now_ms = replies.time_ms((yield Command(out, ("TIME",))))
             return now_ms - first.id[1] >= RETRY_QUEUED_AFTER_MS
@@ -146,17 +147,19 @@ def _must_add(job: Submission, keys: Keys, policy: Policy, own: set[EntryId]) ->
         reply = yield RunScript(APPEND, (out, keys.cancel(job.id)), args)
         if replies.script_ok(reply):
             return True
+        own.discard(at)  # refused: if an entry of this id is there, it is another call's
 
 
-def _first_event(job: Submission, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Event | None:
+def _first_event(job: Submission, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Queued | Started:
     """The first event of the stream, if that is this very request's. Raises ConflictError."""
     try:
         first = decode(entry_id, fields, job.id)
     except MalformedEntryError as error:
         raise ConflictError(job.id, job.fp, None) from error
-    fp = first.fp if isinstance(first, Queued | Started) else None
-    if fp != job.fp:
-        raise ConflictError(job.id, job.fp, fp)
+    if not isinstance(first, Queued | Started):
+        raise ConflictError(job.id, job.fp, None)
+    if first.fp != job.fp:
+        raise ConflictError(job.id, job.fp, first.fp)
     return first
 
 
@@ -208,8 +211,10 @@ def _try_cancel(
         own.add(end.id)
         kind: Kind = "d" if b"d" in fields else "json"
         args = (entry_id, format_id(end.id), *encode(to_map(end), kind), _ms(policy.result_ttl_s), "1")
-        reply = yield RunScript(APPEND, (out, flag), args)
-        return CancelOutcome.CANCELLED if replies.script_ok(reply) else None
+        if replies.script_ok((yield RunScript(APPEND, (out, flag), args))):
+            return CancelOutcome.CANCELLED
+        own.discard(end.id)  # refused: if an entry of this id is there, it is another call's
+        return None
     reply = yield RunScript(CANCEL, (out, flag), ("*" if far else entry_id, _ms(policy.queue_ttl_s)))
     return CancelOutcome.REQUESTED if replies.script_ok(reply) else None
 

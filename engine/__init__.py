@@ -1,7 +1,7 @@
 """The engine: continuous batching over a paged KV cache.
 
-Names are imported when they are first used, so `headrace.engine` itself costs nothing: only `load_engine` and what is
-behind it bring in torch.
+Names are imported when they are first used, so that `headrace.engine` itself costs nothing: only `LLM` and
+`load_engine` bring in torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .generate import LLM, Completion, load_engine
     from .types import (
         ChoiceOutput,
         EngineConfig,
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     )
 
 _HOME = {
+    "LLM": "generate",
+    "Completion": "generate",
+    "load_engine": "generate",
     "Engine": "engine",
     "ChoiceOutput": "types",
     "EngineConfig": "types",
@@ -37,7 +41,9 @@ _HOME = {
 }
 
 __all__ = [
+    "LLM",
     "ChoiceOutput",
+    "Completion",
     "Engine",
     "EngineConfig",
     "EngineStats",
@@ -47,6 +53,7 @@ __all__ = [
     "RequestRefusedError",
     "SamplingOptions",
     "StepOutput",
+    "load_engine",
 ]
 
 

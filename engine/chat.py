@@ -15,6 +15,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from .chat_guard import CallerText, ChatGuard, caller_texts, is_control
@@ -43,7 +44,6 @@ class ChatEncoder:
         self._raw = raw
         self._added: dict[int, AddedToken] = raw.get_added_tokens_decoder()
         self._variables = frozenset(cast("Mapping[str, str]", pretrained.special_tokens_map))
-        self._unk_token: str | None = pretrained.unk_token
         taken = frozenset(inspect.signature(pretrained.apply_chat_template).parameters) | {"messages", "self"}
         self._reserved = taken - {"documents", "add_generation_prompt"} | self._variables
         self._sides: dict[str, _TemplateSide] = {}  # by template; at most one per template of the model
@@ -125,9 +125,9 @@ class ChatEncoder:
         with self._lock:
             if template not in self._sides:
                 try:
-                    self._sides[template] = _TemplateSide(self._raw, self._added, self._unk_token, template)
+                    self._sides[template] = _TemplateSide(self._raw, self._added, template)
                 except _template_failures() as error:
-                    raise ChatTemplateError(f"the model's chat template is broken: {error}", "unsupported") from error
+                    raise _refusal(error) from error
             return self._sides[template]
 
     def _render(self, template: str, messages: object, tools: object, variables: Mapping[str, object]) -> str:
@@ -136,7 +136,7 @@ class ChatEncoder:
                 messages, tools=tools, chat_template=template, tokenize=False, **variables
             )
         except _template_failures() as error:
-            raise ChatTemplateError(f"the chat template refused the chat: {error}") from error
+            raise _refusal(error) from error
         if len(text) > MAX_RENDERED_CHARS:
             raise ChatTemplateError(f"the rendered chat has more than {MAX_RENDERED_CHARS} characters")
         return text
@@ -145,13 +145,12 @@ class ChatEncoder:
 class _TemplateSide:
     """One template of the model: its guard, and the tokenizer that goes with it."""
 
-    def __init__(self, raw: Tokenizer, added: dict[int, AddedToken], unk_token: str | None, template: str) -> None:
+    def __init__(self, raw: Tokenizer, added: dict[int, AddedToken], template: str) -> None:
         self.template = template
         self._raw = raw
         self._lock = threading.Lock()  # around the making of the private tokenizer
-        self._private: Tokenizer | None = None
+        self._private: _PrivateTokenizer | None = None
         self._control = {i: t for i, t in added.items() if is_control(t.content, t.special, template)}
-        self._unk_token = unk_token
         self._normalizer = raw.normalizer if any(token.normalized for token in self._control.values()) else None
         controls = [token.content for token in self._control.values()]
         self.guard = ChatGuard(controls + [self._normalized(token) for token in controls], template)
@@ -164,23 +163,24 @@ class _TemplateSide:
 
     def encode(self, disguised: str) -> list[int]:
         """Ids of a disguised chat. Raises ChatTemplateError if a control token is not the template's own."""
-        encoding = _encode(self._private_tokenizer(), disguised)
+        private = self._private_tokenizer()
+        encoding = _encode(private.tokenizer, disguised)
         ids: list[int] = encoding.ids
-        if suspects := [i for i, token_id in enumerate(ids) if token_id in self._control]:
-            offsets: list[tuple[int, int]] = encoding.offsets
-            for i in suspects:
-                token = self._control[ids[i]].content
-                start, end = offsets[i]
-                if disguised[start:end].strip() != token.strip() and token != self._unk_token:
-                    # Some vocabularies hold control tokens as ordinary entries, which plain text can hit.
-                    raise ChatTemplateError(f"the tokenizer cannot encode the text {token!r} as plain text")
+        offsets: list[tuple[int, int]] = encoding.offsets
+        for token_id, (start, end) in zip(ids, offsets, strict=True):
+            if token_id not in self._control or token_id == private.unknown_id:
+                continue
+            token = self._control[token_id].content
+            if disguised[start:end].strip() != token.strip():
+                # Some vocabularies hold control tokens as ordinary entries, which plain text can hit.
+                raise ChatTemplateError(f"the tokenizer cannot encode the text {token!r} as plain text")
         return ids
 
     def _normalized(self, text: str) -> str:
         # Tokens that are looked for after normalisation can arise from text that only normalises to theirs.
         return text if self._normalizer is None else self._normalizer.normalize_str(text)
 
-    def _private_tokenizer(self) -> Tokenizer:
+    def _private_tokenizer(self) -> _PrivateTokenizer:
         from tokenizers import Tokenizer, normalizers
 
         with self._lock:
@@ -189,12 +189,23 @@ class _TemplateSide:
                 for token in content["added_tokens"]:
                     # Looked for in the text as rendered, that is before the disguise is off.
                     token["normalized"] = token["normalized"] and token["id"] not in self._control
-                private = Tokenizer.from_str(json.dumps(content))
+                tokenizer = Tokenizer.from_str(json.dumps(content))
                 steps: list[Any] = [normalizers.Replace(old, new) for old, new in self.guard.reveal_steps]
-                own = [] if private.normalizer is None else [private.normalizer]
-                private.normalizer = normalizers.Sequence(steps + own)
-                self._private = private
+                own = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+                tokenizer.normalizer = normalizers.Sequence(steps + own)
+                unknown_id = content["model"].get("unk_id")
+                if unknown_id is None and (unknown := content["model"].get("unk_token")) is not None:
+                    unknown_id = tokenizer.token_to_id(unknown)
+                self._private = _PrivateTokenizer(tokenizer, unknown_id)
             return self._private
+
+
+@dataclass(frozen=True, slots=True)
+class _PrivateTokenizer:
+    """The model's tokenizer, with a normalizer that takes the disguise off."""
+
+    tokenizer: Tokenizer
+    unknown_id: int | None  # the control token that stands for characters the vocabulary lacks: not forged
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> Any:
@@ -230,3 +241,11 @@ def _template_failures() -> tuple[type[Exception], ...]:
     from jinja2 import TemplateError
 
     return (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+def _refusal(error: Exception) -> ChatTemplateError:
+    from jinja2 import TemplateSyntaxError
+
+    if isinstance(error, TemplateSyntaxError):
+        return ChatTemplateError(f"the model's chat template is broken: {error}", "unsupported")
+    return ChatTemplateError(f"the chat template refused the chat: {error}")

@@ -55,9 +55,6 @@ class ChatGuard:
         tokens = sorted({token.strip() for token in control_tokens} - {""})
         self._template = template
         self._lexed = _lex(template)
-        literals = {raw[1:-1] for _, kind, raw in self._lexed if kind == "string"}
-        identifiers = {raw for _, kind, raw in self._lexed if kind == "name"}
-        self._own = {"prose": frozenset[str](), "name": STANDARD_ROLES | literals, "key": identifiers | literals}
         self._inside = "\0".join(tokens)
         self._max_len = max(map(len, tokens), default=0)
         self._heads = {token[:i] for token in tokens for i in range(1, len(token))}
@@ -66,6 +63,11 @@ class ChatGuard:
         searched = sorted({re.escape(raw[1:-1]) for _, raw in _searched_literals(self._lexed)} - {""})
         self._removable = re.compile("|".join([r"\s+", *searched]))  # what a template may take out of a text
         edges = sorted({token[0] for token in tokens} | {token[-1] for token in tokens})
+        names = {raw for _, kind, raw in self._lexed if kind == "name"}
+        literals = {raw[1:-1] for _, kind, raw in self._lexed if kind == "string"}
+        # Not those that hold control text themselves, for callers would have it by naming them.
+        words = {text for text in literals if self._is_word(text, edges)}
+        self._own = {"prose": frozenset[str](), "name": STANDARD_ROLES | words, "key": names | words}
         first = _free_base(template, 2 * len(edges) + 2)
         twins = [chr(first + i) for i in range(len(edges))]
         self._blank, self._escape = chr(first + len(edges)), chr(first + len(edges) + 1)
@@ -121,6 +123,10 @@ class ChatGuard:
         for disguised, original in self.reveal_steps:
             text = text.replace(disguised, original)
         return text
+
+    def _is_word(self, text: str, edges: list[str]) -> bool:
+        has_edge = any(edge in text and not edge.isalnum() for edge in edges)
+        return not has_edge and not (self._whole is not None and contains_any(self._whole, text))
 
     def _is_inside(self, core: str) -> bool:
         return 0 < len(core) < self._max_len and core in self._inside

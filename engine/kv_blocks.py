@@ -17,6 +17,9 @@ from collections.abc import Iterable
 from .block_pool import BlockPool
 from .prefix_cache import PrefixCache
 from .sequence import Sequence
+from .types import ScheduledRow
+
+SHARE_BLOCKS = 8  # so many blocks are worth a step's wait, if another sequence computes them in it
 
 
 class KVBlocks:
@@ -63,6 +66,20 @@ class KVBlocks:
             self.prefix_queries += sequence.num_prompt_tokens
             self.prefix_hits += min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
         return 0
+
+    def will_share(self, row: ScheduledRow, sequence: Sequence) -> bool:
+        """Whether a sequence that is not admitted would do well to wait for a planned row: it computes the same prompt.
+
+        That is so if at least half of what the sequence lacks, and no fewer than `SHARE_BLOCKS`, are in the row.
+        """
+        other, size = row.sequence, self.block_size
+        if self.cache is None or other.salt != sequence.salt or sequence.needs_prompt_logprobs:
+            return False
+        first = row.start // size
+        last = min(row.start + row.num_tokens, sequence.num_tokens - 1) // size  # blocks [first, last) may be shared
+        worth = max(SHARE_BLOCKS, (self.blocks_for(sequence.num_tokens) - first + 1) // 2)
+        end = (first + worth) * size
+        return first + worth <= last and other.token_ids[:end] == sequence.token_ids[:end]
 
     def missing(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many free blocks a sequence needs before its tokens up to `num_tokens` can be written."""

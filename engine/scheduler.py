@@ -210,6 +210,9 @@ class Scheduler:
             head = self._candidate()
             if head is None or (above is not None and head.priority >= above):
                 return
+            prefills = (draft.rows[one] for one in self.running.prefilling if one in draft.rows)
+            if any(self.blocks.will_share(row, head) for row in prefills):
+                return  # its prompt is being computed in this step: the next one finds it in the cache
             lacking = self.blocks.admit(head, self._headroom(head))
             if lacking:
                 self._lacking = (head, lacking)

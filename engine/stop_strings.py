@@ -132,6 +132,8 @@ class StopMatcher:
             return text, None
         if self.stop is not None or not text:
             return "", None
+        if not self._state and automaton.begins.search(text) is None:
+            return text, None  # nothing is held and nothing begins: most of all texts
         self._state, end = scan(automaton, self._state, text, counts)
         text = self._held + text[:end]
         if counts and (stop := automaton.match[self._state]):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from .exact import exp
+from .linear import padded_rows
 
 TILE = 32  # keys taken together, always from position 0 on; the compiled kernel has the same
 QUERIES = 64  # queries taken together, so that memory stays bounded
-ROW_MULTIPLE = 4  # batched products keep a row's bits from four rows on, as `linear` does
+# Batched products keep a row's bits for multiples of four rows, as `linear` does, and only for multiples of four columns.
+ROW_MULTIPLE, WIDTH_MULTIPLE = 4, 16
 
 
 def paged_attention(
@@ -65,9 +67,10 @@ def _attend(
     count, heads, head_dim = query.shape
     kv_heads = k_cache.shape[2]
     per_kv = heads // kv_heads
-    rows = -(-count * per_kv // ROW_MULTIPLE) * ROW_MULTIPLE
-    q = query.new_zeros(kv_heads, rows, head_dim)
-    q[:, : count * per_kv] = query.view(count, kv_heads, per_kv, head_dim).transpose(0, 1).reshape(kv_heads, -1, head_dim)
+    rows, width = padded_rows(count * per_kv, ROW_MULTIPLE), padded_rows(head_dim, WIDTH_MULTIPLE)
+    q = query.new_zeros(kv_heads, rows, width)
+    by_kv_head = query.view(count, kv_heads, per_kv, head_dim).transpose(0, 1)
+    q[:, : count * per_kv, :head_dim] = by_kv_head.reshape(kv_heads, -1, head_dim)
     at = position + torch.arange(rows, device=query.device) // per_kv  # position of each row; beyond the last: padding
     first_seen = (at - window + 1 if window else torch.zeros_like(at)).clamp(min=0)
     low, high = int(first_seen[0]), position + count
@@ -75,7 +78,7 @@ def _attend(
     weight_sum = query.new_zeros(kv_heads, rows, 1)
     total = torch.zeros_like(q)
     for start in range(low // TILE * TILE, high, TILE):
-        keys, values = (_tile(cache, blocks, start, low, high) for cache in (k_cache, v_cache))
+        keys, values = (_tile(cache, blocks, start, low, high, width) for cache in (k_cache, v_cache))
         score = torch.bmm(q, keys.transpose(1, 2)) * scale
         if soft_cap:
             score = soft_cap * (1.0 - 2.0 / (exp(score * (2.0 / soft_cap)) + 1.0))
@@ -88,15 +91,15 @@ def _attend(
         weight_sum = weight_sum * old + weight.sum(-1, keepdim=True)
         total = total * old + torch.bmm(weight, values)
         top = new_top
-    out = (total / weight_sum.clamp(min=1e-30))[:, : count * per_kv]
-    return out.view(kv_heads, count, per_kv, head_dim).transpose(0, 1).reshape(count, heads, head_dim)
+    out = (total / weight_sum.clamp(min=1e-30))[:, : count * per_kv, :head_dim]
+    return out.reshape(kv_heads, count, per_kv, head_dim).transpose(0, 1).reshape(count, heads, head_dim)
 
 
-def _tile(cache: torch.Tensor, blocks: torch.Tensor, start: int, low: int, high: int) -> torch.Tensor:
-    """Float32 [kv_heads, TILE, head_dim] of positions [start, start + TILE); zero outside [low, high)."""
-    block_size = cache.shape[1]
+def _tile(cache: torch.Tensor, blocks: torch.Tensor, start: int, low: int, high: int, width: int) -> torch.Tensor:
+    """Float32 [kv_heads, TILE, width] of positions [start, start + TILE); zero outside [low, high) and beyond head_dim."""
+    block_size, kv_heads, head_dim = cache.shape[1:]
     first, last = max(start, low), min(start + TILE, high)
     position = torch.arange(first, last, device=cache.device)
-    tile = cache.new_zeros((TILE, *cache.shape[2:]), dtype=torch.float32)
-    tile[first - start : last - start] = cache[blocks[position // block_size].long(), position % block_size].float()
+    tile = cache.new_zeros((TILE, kv_heads, width), dtype=torch.float32)
+    tile[first - start : last - start, :, :head_dim] = cache[blocks[position // block_size].long(), position % block_size].float()
     return tile.transpose(0, 1).contiguous()

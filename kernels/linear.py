@@ -33,7 +33,7 @@ def row_multiple(weight: torch.Tensor) -> int:
         ArithmeticError: no row count up to 64 keeps a row's bits here.
     """
     inputs = weight.shape[1]
-    sample = weight[:64].contiguous()
+    sample = weight[: 64 + len(weight) % 64].contiguous()  # an odd number of outputs stays odd
     x = torch.randn((192, inputs), generator=torch.Generator().manual_seed(0)).to(weight)
     whole = functional.linear(x, sample)
     for multiple in ROW_MULTIPLES:

@@ -39,7 +39,10 @@ def _sample_row(scores: torch.Tensor, parameters: SampleParameters, row: int) ->
     temperature = float(parameters.temperature[row])
     if temperature == 0.0:
         return int(scores.argmax())
-    scaled = (scores - scores.max()) / temperature
+    top = scores.max()
+    if not torch.isfinite(top):
+        return 0  # nothing to choose by
+    scaled = (scores - top) / temperature
     order = scaled.argsort(descending=True, stable=True)
     if top_k := int(parameters.top_k[row]):
         order = order[:top_k]

@@ -1,3 +1,3 @@
 """Fixtures that every folder of tests may use."""
 
-pytest_plugins = ["tests.support.server"]
+pytest_plugins = ["tests.support.server", "tests.support.command"]

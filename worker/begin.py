@@ -55,7 +55,7 @@ class Beginner:
     def decoded(self, held: Held, result: Prepared[Any]) -> None:
         """Take what the pool has made of a large payload."""
         failure = InvalidJobError("internal", "decoding took too long")
-        self._take_decoded(held, failure if result.error is not None else result.value)
+        self._take_decoded(held, failure if result.value is None else result.value)
 
     def _take_decoded(self, held: Held, decoded: Job | InvalidJobError) -> None:
         if isinstance(decoded, Job):

@@ -12,9 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO
+
+from .exit_codes import ExitCode
 
 # argv: pid of the parent, the child's command. PR_SET_PDEATHSIG is 1; the parent may have died before it was set.
 _TIED_TO_PARENT = """
@@ -57,3 +61,18 @@ def end_child(process: subprocess.Popen[bytes], timeout_s: float) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+@contextmanager
+def ended_in_order() -> Generator[None]:
+    """SIGTERM unwinds the stack, so that children are ended too, in order and with exit code TERMINATED."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        sys.exit(ExitCode.TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and give its exit code; every expected failure is one line on stderr."""
+    arguments = arguments or ("--help",)
     try:
         code: object = build_app(_wanted(arguments))(args=list(arguments), prog_name="headrace", standalone_mode=False)
         return code if isinstance(code, int) else ExitCode.OK
@@ -64,7 +65,6 @@ def build_app(wanted: str | None) -> typer.Typer:
     """The command line. Only the command `wanted` is more than its name and a line of help (None: all of them are)."""
     app = typer.Typer(
         help="Prompts in and tokens out through Redis streams.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # tables cut the names of long options off at 80 columns

@@ -27,7 +27,7 @@ _COLUMNS = (
     ("PID", "pid"),
     ("RUNNING", "running"),
     ("WAITING", "waiting"),
-    ("KV FREE", "free_blocks"),
+    ("KV FREE", "free_kv_blocks"),
     ("TOKENS/S", "tokens_per_s"),
 )
 

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import signal
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.resources import files
-from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING
 
+from .child import ended_in_order
 from .command import command
+from .connection import Link
 from .connection_url import redact
 from .embedded import EmbeddedServer, ServerOptions
-from .exit_codes import CommandError, ExitCode
+from .errors import LinkError, ServerUnavailableError
+from .exit_codes import ExitCode
+from .extra import require_extra
+from .model_place import DEMO_MODEL, model_place
+from .reach import TIMEOUT_S
+from .server_check import check_server
 from .settings import DemoFlags, WorkerFlags
 
-DEMO_MODEL = "demo"
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from ..engine.types import ModelInfo, Tokenizer
+    from .log import Log
 
 
 @command(WorkerFlags)
 def worker(settings: WorkerFlags) -> ExitCode:
     """Serve a model: take jobs from a queue, write their tokens to streams."""
-    with _ended_in_order(), _server(settings) as url:
+    require_extra()
+    with ended_in_order(), _server(settings) as url:
         return _serve(settings, url)
 
 
@@ -32,22 +41,62 @@ def demo(settings: DemoFlags) -> ExitCode:
     """Show it: a server, a worker and several prompts side by side; ends by itself."""
     from .demo import run_demo
 
-    return run_demo(settings)
+    with ended_in_order():
+        return run_demo(settings)
 
 
 def _serve(settings: WorkerFlags, url: str) -> ExitCode:
-    from ..engine.load import load_engine
+    worker_settings = settings.worker_settings(url)
+    place = model_place(settings.model)
+    _look_at_server(url)  # before the model is loaded: that takes its time
     from . import service
     from .log import make_log
 
     log = make_log()
-    worker_settings = settings.worker_settings(url)
     log.info("loading the model", model=settings.model)
-    engine, tokenizer, model = load_engine(model_place(settings.model), settings.engine_config())
+    engine, tokenizer, model = _load(settings, place, log)
+    if settings.check:
+        sys.stdout.write(f"ready to serve {model.name} from queue {settings.queue} at {redact(url)}\n")
+        return ExitCode.OK
+    code = service.run(engine, tokenizer, model, worker_settings, log=log)
+    return ExitCode.OK if code == service.EXIT_OK else ExitCode.INTERNAL
+
+
+def _load(settings: WorkerFlags, place: str, log: Log) -> tuple[Engine, Tokenizer, ModelInfo]:
+    from ..engine.threads import configure_threads
+
+    begun_s = time.monotonic()
+    num_threads = configure_threads(settings.num_threads)  # before anything else imports torch
+    from ..engine.load import load_engine
+    from ..engine.runner import TorchRunner
+
+    engine, tokenizer, model = load_engine(place, settings.engine_config())
     if settings.model == DEMO_MODEL:
         model = replace(model, name=DEMO_MODEL)  # not the folder that this machine happens to have it in
-    log.info("ready", model=model.name, server=redact(url), queue=settings.queue)
-    return ExitCode(service.run(engine, tokenizer, model, worker_settings))
+    runner = engine.runner
+    log.info(
+        "loaded the model",
+        model=model.name,
+        dtype=str(runner.dtype).removeprefix("torch.") if isinstance(runner, TorchRunner) else "",
+        kv_blocks=runner.num_blocks,
+        block_size=runner.block_size,
+        max_model_len=engine.max_model_len,
+        threads=num_threads,
+        seconds=round(time.monotonic() - begun_s, 1),
+    )
+    return engine, tokenizer, model
+
+
+def _look_at_server(url: str) -> None:
+    """Raises StartupError if the server does not answer, or is none to entrust jobs to."""
+    link = Link(url, TIMEOUT_S, "headrace-check")
+    try:
+        link.connect()
+        check_server(link)
+    except LinkError as error:
+        raise ServerUnavailableError(f"cannot use the server at {redact(url)}: {error}") from error
+    finally:
+        link.close()
 
 
 @contextmanager
@@ -58,28 +107,3 @@ def _server(settings: WorkerFlags) -> Generator[str]:
         return
     with EmbeddedServer(ServerOptions(binary=settings.server, port=settings.port)) as server:
         yield server.url
-
-
-def model_place(model: str) -> str:
-    """The folder of the model that ships for `demo`; anything else as it is."""
-    if model != DEMO_MODEL:
-        return model
-    config = files("headrace.demo_model").joinpath("config.json")
-    if not config.is_file():
-        raise CommandError("the demo model is not part of this installation", ExitCode.MODEL)
-    return str(Path(str(config)).parent)
-
-
-@contextmanager
-def _ended_in_order() -> Generator[None]:
-    """Until the worker has its own handler, SIGTERM unwinds the stack, so that what was started is ended too."""
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        sys.exit(ExitCode.TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,9 +1,9 @@
-"""A connection whose every retry is ours: pipelines in, one outcome per command out, and it says when it is a new one.
+"""A connection whose every retry is ours: pipelines in, one outcome per command out, and it tells when it is a new one.
 
-redis-py's clients reconnect and send again by themselves. For the writing side that would be a duplicate nobody knows of,
-so this uses redis-py's connection below the client: sockets, TLS, authentication and parsing are the library's; when to
-connect, and what to send again, is decided here and by the callers. RESP version 2 is asked for, so that the shape of
-replies does not depend on the library's default.
+redis-py's clients reconnect and send again by themselves. For the writing side that would be a duplicate nobody knows
+of, so this uses redis-py's connection below the client: sockets, TLS, authentication and parsing are the library's;
+when to connect, and what to send again, is decided here and by the callers. RESP version 2 is asked for, so that the
+shape of replies does not depend on the library's default.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from redis import exceptions as redis_errors
 from redis.backoff import NoBackoff
-from redis.connection import Connection, parse_url
+from redis.connection import Connection, parse_url  # pyright: ignore[reportUnknownVariableType]
 from redis.retry import Retry
 
 from . import lua
@@ -38,8 +38,9 @@ _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
 )
 # The command is not known to have done anything, and the reason passes: the same bytes again are right.
 AGAIN: Final = frozenset(
-    {"LOST", "LOADING", "OOM", "READONLY", "MISCONF", "TRYAGAIN", "NOSCRIPT", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "BUSY"}
-)  # fmt: skip
+    {"LOST", "LOADING", "OOM", "READONLY", "MISCONF", "TRYAGAIN", "NOSCRIPT"}
+    | {"CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "BUSY"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ def failed(error: Exception) -> Failed:
     return Failed(text.split(" ", 1)[0] if text else "ERR", text)
 
 
-def make_connection(url: str, socket_timeout_s: float, name: str) -> Connection:
+def make_connection(url: str, socket_timeout_s: float, name: str) -> Any:
     """An unconnected connection of redis-py that never retries and gives bytes."""
-    options: dict[str, Any] = parse_url(url)
+    options = cast("dict[str, Any]", parse_url(url))
     kind = options.pop("connection_class", Connection)
     for ours in ("retry_on_timeout", "retry_on_error", "decode_responses", "protocol", "health_check_interval"):
         options.pop(ours, None)
@@ -155,8 +156,7 @@ class Link:
         outcomes: list[object] = []
         try:
             self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
-            for _ in commands:
-                outcomes.append(self.read())
+            outcomes.extend(self.read() for _ in commands)
         except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
             self._back_off(str(error))
             lost = Failed("LOST", str(error))
@@ -178,7 +178,7 @@ class Link:
             raise LinkError(str(error)) from error
 
     def read(self) -> object:
-        """Read the next reply; an error reply comes out as `Failed`. Raises redis-py's ConnectionError, TimeoutError."""
+        """Read the next reply; an error reply comes out as `Failed`. Raises RedisError and OSError."""
         try:
             return self._connection.read_response(disable_decoding=True)
         except (redis_errors.ResponseError, redis_errors.BusyLoadingError) as error:

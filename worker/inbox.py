@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from ..clients.events import JobRef
 from ..clients.keys import GROUP
@@ -68,7 +68,7 @@ class Inbox:
             self._context.reconcile = True  # what it has taken is in the own pending list
             return
         self.took_nothing = True
-        for index, entries in outcome:
+        for index, entries in cast("list[tuple[int, Any]]", outcome):
             if isinstance(entries, bytes):
                 self._take_failed(streams[index - 1], entries.decode("utf-8", "replace"))
             elif entries:
@@ -149,10 +149,15 @@ class Inbox:
         """Whether the comparison with the own pending list is not done."""
         return bool(self._context.reconcile or self._own_pages or self._unknown)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it knows of entries that it has not fetched yet."""
+        return self.is_comparing or bool(self._abandoned) or self.groups_missing
+
     # --- abandoned entries --------------------------------------------------------------------------------------------
 
-    def collect_abandoned(self, batch: Batch, room: int) -> None:
-        """Look for entries idle beyond the lease, now and then; claim at most `room` of those found."""
+    def collect_abandoned(self, batch: Batch, room: int) -> int:
+        """Look for entries idle beyond the lease, now and then; claim at most `room` of them. Returns how many."""
         lease_ms, now_s = int(self._context.settings.lease_s * 1000), time.monotonic()
         if now_s >= self._next_sweep_s:
             self._next_sweep_s = now_s + self._context.settings.block_s
@@ -166,6 +171,7 @@ class Inbox:
             if ids:
                 command = (b"XCLAIM", stream, GROUP, self._context.worker, lease_ms, *ids)
                 batch.add(command, partial(self._claimed, stream, now_s))
+        return len(claim)
 
     def _swept(self, stream: str, sent_s: float, outcome: Any) -> None:
         took_s = time.monotonic() - sent_s

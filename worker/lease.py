@@ -1,8 +1,8 @@
 """Leases: what this worker holds, and the thread that renews it.
 
-The thread has a connection of its own and touches nothing of the engine. It renews exactly what the step loop holds, every
-third of the lease, and only while the loop makes progress: a loop that hangs must lose its jobs to another worker. What it
-learns is read by the loop, which alone decides what to do about it.
+The thread has a connection of its own and touches nothing of the engine. It renews exactly what the step loop holds,
+every third of the lease, and only while the loop makes progress: a loop that hangs must lose its jobs to another
+worker. What it learns is read by the loop, which alone decides what to do about it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..clients.events import JobRef
 from . import lua
@@ -34,7 +35,7 @@ class Lease:
 
 
 class Leases:
-    """The entries held. The loop puts in and takes out; the renewal thread updates; entries are replaced, never changed."""
+    """The entries held. The loop puts in and takes out, the renewal thread updates."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -158,11 +159,11 @@ class LeaseThread:
         commands: list[Args] = [lua.call(lua.RENEW, (stream,), (self._worker, *ids)) for stream, ids in batches]
         commands += [self._heartbeat(stalled), (b"TIME",)]
         sent_s = time.monotonic()
-        outcomes = self._link.exchange(commands)
+        outcomes: list[Any] = self._link.exchange(commands)
         self._clock.set(outcomes[-1], sent_s)
         done = not stalled and not isinstance(outcomes[-1], Failed)
         for (stream, ids), outcome in zip(batches, outcomes, strict=False):
-            if isinstance(outcome, list):
+            if not isinstance(outcome, Failed):
                 refs = [JobRef(stream, entry_id) for entry_id in ids]
                 self._leases.renewed(refs, [each == 1 for each in outcome], sent_s)
             else:

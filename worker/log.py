@@ -54,7 +54,7 @@ class Counters:
         return {each.name: int(getattr(self, each.name)) for each in fields(self)}
 
 
-def make_log(**bound: object) -> Log:
+def make_log() -> Log:
     """A logger that writes one line of `key=value` pairs per event to standard error, on a terminal in colour.
 
     Wrapped by itself, not configured for the whole process: a program that embeds a worker keeps its own logging.
@@ -73,6 +73,5 @@ def make_log(**bound: object) -> Log:
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
-        **bound,
     )
     return logger

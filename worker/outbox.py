@@ -1,20 +1,20 @@
 """Everything that this worker writes: entries of requests' streams, acknowledgements, hand-backs.
 
-Entries go out by compare-and-append, all due ones of all requests in one pipeline. `docs/protocol.md`, "A worker", 3 and 6.
+Entries go out by compare-and-append, all due ones of all requests in one pipeline. The rules are those of
+docs/protocol.md, "A worker", 3 and 6.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ..clients.events import ErrorInfo
 from . import lua
 from .batch import Batch
-from .connection import Failed
+from .connection import AGAIN, Failed
 from .context import Context
 from .held import Channel, Held, Stage
 from .writer import Append, Entry, WriterState
@@ -26,11 +26,10 @@ _LONGEST_PAUSE_S = 0.5
 
 
 class Outbox:
-    """Sends what is due. `on_done` is told of every entry whose acknowledgement or hand-back is through."""
+    """Sends what is due."""
 
-    def __init__(self, context: Context, on_done: Callable[[Held], None]) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._on_done = on_done
         self._kept: deque[tuple[float, Channel]] = deque()  # ended ones, until a lease after their end (monotonic)
         self._pause_s = 0.0
         self._not_before_s = 0.0
@@ -82,7 +81,7 @@ class Outbox:
         return running + [channel for _, channel in self._kept]
 
     def collect(self, batch: Batch) -> None:
-        """Add what is due to a pipeline."""
+        """Add what is due to an empty pipeline."""
         now_s = time.monotonic()
         if now_s < self._not_before_s:
             return
@@ -99,6 +98,8 @@ class Outbox:
                 verified = verified and not channel.writer.probing
         if verified:
             self._collect_last(batch)
+        if not len(batch):
+            self._pause_s = 0.0  # nothing is held up
 
     def _collect_writes(self, batch: Batch, channel: Channel, held: Held | None, now_s: float) -> None:
         writer = channel.writer
@@ -131,7 +132,7 @@ class Outbox:
 
     def failed(self, codes: set[str]) -> None:
         """Take the codes that the commands of a pipeline failed with; after some of them, writing pauses."""
-        if codes - {"NOSCRIPT", "NOGROUP", "ERR"}:
+        if codes & (AGAIN - {"NOSCRIPT"}):
             self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             self._not_before_s = time.monotonic() + self._pause_s
         else:
@@ -144,10 +145,14 @@ class Outbox:
     def _collect_last(self, batch: Batch) -> None:
         context = self._context
         for held in context.memory.at(Stage.ACKNOWLEDGE):
+            if held.channel is not None and not held.channel.writer.complete:
+                continue  # a failover took the end of the stream back: it is being written again
             keys = (held.ref.key, context.keys.dead)
             args = (context.worker, held.ref.entry_id, *self._dead_fields(held))
             batch.add(lua.call(lua.ACKNOWLEDGE, keys, args), partial(self._acknowledged, held))
         for held in context.memory.at(Stage.HAND_BACK):
+            if held.channel is not None and not held.channel.writer.complete:
+                continue
             args = (context.worker, held.ref.entry_id, HANDED_BACK_IDLE_MS)
             batch.add(lua.call(lua.HAND_BACK, (held.ref.key,), args), partial(self._handed_back, held))
 
@@ -191,7 +196,6 @@ class Outbox:
         if held.channel is not None and held.channel.writer.state is WriterState.OPEN:
             self._kept.append((time.monotonic() + self._context.settings.lease_s, held.channel))
         self._context.memory.drop(held)
-        self._on_done(held)
 
     def acknowledge(self, held: Held, dead: ErrorInfo | None = None) -> None:
         """The entry is to be acknowledged, with a copy to the dead-letter stream for the reason given."""

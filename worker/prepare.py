@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -45,12 +45,12 @@ class PreparePool(Generic[T]):
     num_threads: int
     timeout_s: float
     wake: Callable[[], None]
-    _waiting: queue.SimpleQueue[_Job[T] | None] = field(default_factory=queue.SimpleQueue)
-    _results: queue.SimpleQueue[Prepared[T]] = field(default_factory=queue.SimpleQueue)
-    _open: set[_Job[T]] = field(default_factory=set)
-    _num_given_up: int = 0
 
     def __post_init__(self) -> None:
+        self._waiting: queue.SimpleQueue[_Job[T] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Prepared[T]] = queue.SimpleQueue()
+        self._open: set[_Job[T]] = set()
+        self._num_given_up = 0
         for _ in range(self.num_threads):
             self._start_thread()
 

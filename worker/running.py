@@ -60,7 +60,7 @@ class Running:
 
     def end(self, held: Held, reason: Reason, error: ErrorInfo | None = None) -> None:
         """End a begun request with everything that is open of it."""
-        self._stop(held)
+        self.stop(held)
         now_ms = self._context.clock.at_ms(time.monotonic())
         payloads = _answer(held).close_all(reason, now_ms, error)
         for payload in payloads[:-1]:
@@ -79,7 +79,7 @@ class Running:
 
     def release(self, held: Held) -> None:
         """Hand a begun request over: `released`, and behind it the entry itself."""
-        self._stop(held)
+        self.stop(held)
         payload = encode(to_map(Released((0, 0))), held.kind)[1]
         self._outbox.append(held, payload)
         self._outbox.end(held)
@@ -87,10 +87,11 @@ class Running:
 
     def drop(self, held: Held) -> None:
         """Forget a request at once; nothing of it is written any more."""
-        self._stop(held)
+        self.stop(held)
         self._context.memory.drop(held)
 
-    def _stop(self, held: Held) -> None:
+    def stop(self, held: Held) -> None:
+        """Take a request away from the engine, if it has it."""
         if self._by_engine_id.pop(held.engine_id, None) is not None:
             self._engine.abort(held.engine_id)
 

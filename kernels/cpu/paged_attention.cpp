@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -34,18 +35,36 @@ struct Scratch {
         top(rows), weight_sum(rows) {}
 };
 
+// Calls visit(position, address of its values) for the positions [first, last) of one KV head, block after block.
+template <typename T, typename F>
+void each(const Call& c, const void* cache, const int32_t* blocks, int64_t kv_head, int64_t first, int64_t last, F visit) {
+  for (int64_t position = first; position < last;) {
+    const int64_t offset = position % c.block_size, end = std::min(last, position + c.block_size - offset);
+    const int64_t slot = int64_t(blocks[position / c.block_size]) * c.block_size + offset;
+    const T* from = (const T*)cache + (slot * c.kv_heads + kv_head) * c.head_dim;
+    for (; position < end; position++, from += c.kv_heads * c.head_dim) visit(position, from);
+  }
+}
+
+// Asks for a tile's values ahead of time: rows of one head lie too far apart for the hardware to foresee.
+template <typename T>
+void prefetch(const Call& c, const void* cache, const int32_t* blocks, int64_t kv_head, int64_t start, int64_t high) {
+  each<T>(c, cache, blocks, kv_head, start, std::min(start + TILE, high), [&](int64_t, const T* from) {
+    for (int64_t d = 0; d < c.head_dim; d += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + d);
+  });
+}
+
 // Positions [start, start + TILE) of one KV head as float32, one row of `width` values a position; zero outside [low, high).
 template <typename T>
 void fetch(const Call& c, const void* cache, const int32_t* blocks, int64_t kv_head, int64_t start, int64_t low,
            int64_t high, int64_t width, float* to) {
-  for (int64_t j = 0; j < TILE; j++) {
-    float* row = to + j * width;
-    const int64_t position = start + j;
-    if (position < low || position >= high) { std::memset(row, 0, width * sizeof(float)); continue; }
-    const int64_t slot = int64_t(blocks[position / c.block_size]) * c.block_size + position % c.block_size;
-    const T* from = (const T*)cache + (slot * c.kv_heads + kv_head) * c.head_dim;
-    for (int64_t d = 0; d < width; d += LANES) store(row + d, load_upto(from + d, c.head_dim - d));
-  }
+  const int64_t first = std::max(start, low), last = std::min(start + TILE, high);
+  std::memset(to, 0, (first - start) * width * sizeof(float));
+  std::memset(to + (last - start) * width, 0, (start + TILE - last) * width * sizeof(float));
+  each<T>(c, cache, blocks, kv_head, first, last, [&](int64_t position, const T* from) {
+    for (int64_t d = 0; d < width; d += LANES)
+      store(to + (position - start) * width + d, load_upto(from + d, c.head_dim - d));
+  });
 }
 
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -139,22 +158,28 @@ void merge_rows(Scratch& s, int64_t row, int64_t width) {
   }
 }
 
+// Calls run with the number of rows as a constant, for [begin, end) in groups of up to BLOCK_ROWS.
+template <typename F>
+void by_rows(int64_t begin, int64_t end, F run) {
+  for (; begin + BLOCK_ROWS <= end; begin += BLOCK_ROWS) run(begin, std::integral_constant<int, BLOCK_ROWS>());
+  if (end - begin == 3) run(begin, std::integral_constant<int, 3>());
+  else if (end - begin == 2) run(begin, std::integral_constant<int, 2>());
+  else if (end - begin == 1) run(begin, std::integral_constant<int, 1>());
+}
+
 // One tile for the rows [begin, end) of an item.
 void tile(const Call& c, Scratch& s, int64_t begin, int64_t end, int64_t start, int64_t position, int64_t per_kv,
           int64_t width) {
-  const float* query = s.query.data();
   float* weight = s.weight.data();
-  int64_t r = begin;
-  for (; r + BLOCK_ROWS <= end; r += BLOCK_ROWS)
-    scores<BLOCK_ROWS>(query + r * width, s.keys.data(), weight + r * TILE, c.head_dim, width);
-  for (; r < end; r++) scores<1>(query + r * width, s.keys.data(), weight + r * TILE, c.head_dim, width);
-  for (r = begin; r < end; r++) {
+  by_rows(begin, end, [&](int64_t r, auto rows) {
+    scores<decltype(rows)::value>(s.query.data() + r * width, s.keys.data(), weight + r * TILE, c.head_dim, width);
+  });
+  for (int64_t r = begin; r < end; r++) {
     const int64_t at = position + r / per_kv, seen_from = c.window ? std::max<int64_t>(0, at - c.window + 1) : 0;
     const int from = std::max<int64_t>(0, seen_from - start), to = std::min<int64_t>(TILE, at + 1 - start);
     soften(c, weight + r * TILE, from, to, s.total.data() + r * width, width, s.top[r], s.weight_sum[r]);
   }
-  for (r = begin; r + BLOCK_ROWS <= end; r += BLOCK_ROWS) merge_rows<BLOCK_ROWS>(s, r, width);
-  for (; r < end; r++) merge_rows<1>(s, r, width);
+  by_rows(begin, end, [&](int64_t r, auto rows) { merge_rows<decltype(rows)::value>(s, r, width); });
 }
 
 template <typename Q, typename T>
@@ -177,6 +202,8 @@ void attend(const Call& c, Scratch& s, std::vector<float>& fetched, const Item& 
     const int64_t first = std::max<int64_t>(0, start - position);
     const int64_t last = c.window ? std::min<int64_t>(item.count, start + TILE + c.window - 1 - position) : item.count;
     if (first >= last) continue;
+    prefetch<T>(c, c.k_cache, blocks, item.kv_head, start + TILE, high);
+    prefetch<T>(c, c.v_cache, blocks, item.kv_head, start + TILE, high);
     fetch<T>(c, c.k_cache, blocks, item.kv_head, start, low, high, width, fetched.data());
     transpose(fetched.data(), s.keys.data(), width);
     fetch<T>(c, c.v_cache, blocks, item.kv_head, start, low, high, width, s.values.data());

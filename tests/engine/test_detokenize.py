@@ -8,13 +8,13 @@ import random
 from collections.abc import Callable
 
 import pytest
+from headrace.engine.detokenize import PieceDetokenizer, PieceTable, WindowDetokenizer, byte_pieces
+from headrace.engine.token_table import byte_alphabet, detokenizer_factory, visible_tokens
+from headrace.engine.types import Detokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from headrace.engine.detokenize import PieceDetokenizer, PieceTable, WindowDetokenizer, byte_pieces
-from headrace.engine.token_table import byte_alphabet, detokenizer_factory, visible_tokens
-from headrace.engine.types import Detokenizer
 from tests.support import tokenizer_zoo as zoo
 
 Zoo = Callable[[], Tokenizer]
@@ -26,7 +26,7 @@ FAMILY = "👩‍👩‍👧"
 # Any integers, but mostly ids that exist.
 ids_lists = st.lists(st.integers(0, 700) | st.integers(0, 20) | st.integers(-(2**70), 2**70), max_size=40)
 byte_lists = st.lists(
-    st.sampled_from(list(FAMILY.encode()) + [0x20, 0x41, 0xED, 0xA0, 0xFF, 0xF4, 0xE4]) | st.integers(0, 255)
+    st.sampled_from([*FAMILY.encode(), 0x20, 0x41, 0xED, 0xA0, 0xFF, 0xF4, 0xE4]) | st.integers(0, 255)
 )
 
 

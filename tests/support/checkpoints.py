@@ -84,7 +84,7 @@ def save_model(shape: Shape, folder: Path) -> None:
     model = reference_model(shape)
     size = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     most = size if shape.shards == 1 else size // shape.shards + 1
-    model.save_pretrained(folder, max_shard_size=f"{max(most, 1024)}B" if shape.shards > 1 else "5GB")
+    model.save_pretrained(folder, max_shard_size=most)
 
 
 @cache
@@ -122,9 +122,10 @@ def reference_model(shape: Shape) -> Any:
             elif "norm" in name:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
             elif "embed" in name or "lm_head" in name:
-                torch.nn.init.normal_(parameter)
+                torch.nn.init.normal_(parameter, std=0.5)
             else:
-                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+                gain = 4.0 if "o_proj" in name or "down_proj" in name else 1.0  # or tied weights would repeat their input
+                torch.nn.init.normal_(parameter, std=gain * parameter.shape[1] ** -0.5)
     return model.to(getattr(torch, shape.dtype)).eval()
 
 

@@ -16,6 +16,7 @@ CORPUS = [
     "👩‍👩‍👧 family 🇰🇷 flag 👍🏽 thumb",
     "STOP, he said. im_end think tool_call system",
 ] * 20
+UNKNOWN, CLASSIC_UNKNOWN = "<unk>", "[UNK]"
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"]
 ADDED = [
     AddedToken("<think>", normalized=False),
@@ -52,7 +53,7 @@ def byte_fallback() -> Tokenizer:
     tokens = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *chars, *words]
     merges = [("h", "e"), ("▁", "t"), ("▁t", "he"), ("e", "n"), ("▁", "e"), ("en", "d"), ("▁", "u"), ("u", "s")]
     vocab = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token=UNKNOWN, byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -66,7 +67,7 @@ def byte_fallback() -> Tokenizer:
 @functools.cache
 def wordpiece() -> Tokenizer:
     """As BERT: `##` goes on with the word, and the decoder cleans up spaces."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece(unk_token=CLASSIC_UNKNOWN))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
@@ -93,7 +94,7 @@ def metaspace() -> Tokenizer:
 @functools.cache
 def plain_words() -> Tokenizer:
     """No decoder at all: tokens are joined by blanks."""
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "bc": 2, "<|x|>": 3, "": 4}, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "bc": 2, "<|x|>": 3, "": 4}, unk_token=UNKNOWN))
     tokenizer.add_special_tokens(["<|x|>"])
     return tokenizer
 
@@ -116,11 +117,11 @@ def odd_sequence() -> Tokenizer:
     return tokenizer
 
 
-def save(raw: Tokenizer, path: Path, chat_template: str | None = None, **config: Any) -> Path:
+def save(raw: Tokenizer, path: Path, chat_template: str | None = None, config: dict[str, Any] | None = None) -> Path:
     """A model directory with this tokenizer and template, as transformers saves them."""
     path.mkdir(parents=True, exist_ok=True)
     raw.save(str(path / "tokenizer.json"))
-    content: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    content: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **(config or {})}
     if chat_template is not None:
         content["chat_template"] = chat_template
     (path / "tokenizer_config.json").write_text(json.dumps(content))

@@ -1,0 +1,133 @@
+"""What else is in a step must not change a bit of a request's scores, nor any of its tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import torch
+from tests.support.checkpoints import SHAPES
+from tests.support.torch_rig import BACKENDS, TorchRig, prompt, rig
+
+WATCHED = {"temperature": 0.8, "seed": 5, "max_tokens": 8, "top_p": 0.95, "frequency_penalty": 0.3, "logprobs": 2}
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def crowd(shape: str, name: str, dtype: torch.dtype, size: int, budget: int, **config: object) -> TorchRig:
+    """Run the watched request "me" among size - 1 others that ask for other things."""
+    rnd = random.Random(size)
+    made = rig(SHAPES[shape], name, dtype, max_num_batched_tokens=budget, **config)
+    vocab = SHAPES[shape].vocab
+    for number in range(size - 1):
+        if number == size // 2:
+            made.add("me", prompt(53, vocab), **WATCHED)
+        ids = [rnd.randrange(vocab) for _ in range(rnd.randrange(1, 60))]
+        options = rnd.choice([{}, {"temperature": 1.0}, {"repetition_penalty": 1.3}, {"temperature": 0.5, "top_k": 3}])
+        made.add(f"{number}", ids, max_tokens=rnd.randrange(1, 12), seed=number, **options)
+    if size <= 2:
+        made.add("me", prompt(53, vocab), **WATCHED)
+    return made.run()
+
+
+@cache
+def alone(shape: str, name: str, dtype: torch.dtype) -> TorchRig:
+    return crowd(shape, name, dtype, 1, 512)
+
+
+def assert_same(made: TorchRig, want: TorchRig) -> None:
+    assert torch.equal(made.scores("me"), want.scores("me")), "scores"
+    assert made.tokens["me", 0] == want.tokens["me", 0]
+    assert [o.logprobs for o in made.outputs["me", 0]] == [o.logprobs for o in want.outputs["me", 0]]
+    assert all(finish.reason != "error" for finish in made.finishes.values())
+
+
+@pytest.mark.parametrize(("size", "budget"), [(1, 7), (2, 512), (16, 64), (17, 512), (64, 512), (64, 100)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", ["gqa3-llama3", "one-layer-odd"])
+def test_in_a_crowd(threads: int, shape: str, dtype: torch.dtype, size: int, budget: int) -> None:
+    assert_same(crowd(shape, "cpu", dtype, size, budget), alone(shape, "cpu", dtype))
+
+
+@pytest.mark.parametrize(("size", "budget"), [(1, 7), (5, 512), (17, 64)])
+@pytest.mark.parametrize("shape", ["gqa7-linear", "one-layer-odd"])
+def test_in_a_crowd_in_plain_torch(threads: int, shape: str, size: int, budget: int) -> None:
+    assert_same(crowd(shape, "torch", torch.float32, size, budget), alone(shape, "torch", torch.float32))
+
+
+def test_both_backends_agree() -> None:
+    cpu, plain = (alone("gqa3-llama3", name, torch.float32) for name in BACKENDS)
+    assert (cpu.scores("me") - plain.scores("me")).abs().max() < 1e-4
+    assert cpu.tokens["me", 0] == plain.tokens["me", 0]
+
+
+@pytest.mark.parametrize("size", [17, 20])
+def test_a_batch_of_any_size_below_the_limit(size: int) -> None:
+    made = crowd("gqa2", "cpu", torch.float32, size, 512, max_num_seqs=20)
+    assert len(made.finishes) == size
+    assert_same(made, alone("gqa2", "cpu", torch.float32))
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_under_block_pressure(caching: bool) -> None:
+    # blocks for about two of the twelve at a time: preempted, computed again, and still the same
+    made = crowd("gqa2", "cpu", torch.float32, 12, 512, num_kv_blocks=30, enable_prefix_caching=caching, max_model_len=100)
+    assert made.engine.stats().preemptions > 0 or made.engine.stats().step > 30
+    assert_same(made, alone("gqa2", "cpu", torch.float32))
+
+
+def test_choices_of_one_request_are_those_of_lone_runs() -> None:
+    shape = SHAPES["gqa2"]
+    together, apart = rig(shape), rig(shape, enable_prefix_caching=False)
+    options = {"temperature": 1.0, "seed": 3, "max_tokens": 10, "n": 4}
+    together.add("me", prompt(22, shape.vocab), **options)
+    together.run()
+    assert len({tuple(together.tokens["me", choice]) for choice in range(4)}) > 1
+    for choice in range(4):
+        settled = tuple(() if c == choice else tuple(together.tokens["me", c]) for c in range(4))
+        apart.add(f"only {choice}", prompt(22, shape.vocab), settled=settled, **options)
+        apart.run()
+        assert apart.tokens[f"only {choice}", choice] == together.tokens["me", choice]
+        assert torch.equal(apart.scores(f"only {choice}", choice), together.scores("me", choice))
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_going_on_after_another_attempt(cut: int) -> None:
+    # penalties, min_tokens, positions and seeds see the settled tokens as if this attempt had sampled them
+    shape = SHAPES["gqa2"]
+    options = {**WATCHED, "repetition_penalty": 1.2, "presence_penalty": 0.4, "min_tokens": 6, "ignore_eos": False}
+    whole, rest = rig(shape), rig(shape)
+    whole.add("me", prompt(19, shape.vocab), **options)
+    tokens = whole.run().tokens["me", 0]
+    rest.add("me", prompt(19, shape.vocab), settled=(tuple(tokens[:cut]),), **options)
+    rest.run()
+    assert rest.tokens["me", 0] == tokens[cut:]
+    assert torch.equal(rest.scores("me"), whole.scores("me")[cut:])
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    shape = SHAPES["gqa2"]
+    made = rig(shape)
+    made.runner._decoder.weights.embedding[77] = float("nan")  # the tied output scores every row with it too
+    made.runner._decoder.weights = made.runner._decoder.weights.__class__(
+        made.runner._decoder.weights.embedding,
+        made.runner._decoder.weights.layers,
+        made.runner._decoder.weights.final_norm,
+        made.runner._decoder.weights.embedding.nan_to_num(0.0),
+    )
+    ids = [i for i in prompt(40, shape.vocab) if i != 77]
+    for number in range(5):
+        made.add(f"good {number}", ids[: 20 + number])
+    made.add("bad", [*ids[:10], 77, *ids[10:20]])
+    made.run()
+    assert made.finishes["bad", 0].reason == "error"
+    assert made.finishes["bad", 0].error == "numeric"
+    assert {key[0] for key, finish in made.finishes.items() if finish.reason == "length"} == {f"good {n}" for n in range(5)}

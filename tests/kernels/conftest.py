@@ -1,0 +1,40 @@
+"""Every kernel test runs on both CPU backends, with whatever a kernel leaves unwritten holding NaN."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported: spinning threads disturb a shared machine
+
+import pytest
+import torch
+from headrace.kernels.backend import Backend, choose_backend, open_library
+from headrace.kernels.errors import BuildError
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Fill new tensors with NaN, or the largest integer, instead of whatever the memory held."""
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = before
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["cpu", "torch"])
+def ops(request: pytest.FixtureRequest) -> Backend:
+    library = open_library()
+    if request.param == "cpu" and isinstance(library, BuildError):
+        pytest.skip(f"no compiled kernels here: {library}")
+    return choose_backend(request.param, "cpu", library)

@@ -1,0 +1,198 @@
+"""Paged attention against dense float64 attention, and its promise that a query's bits depend on its own sequence alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from headrace.kernels.backend import Backend
+from tests.support.tolerances import assert_close
+
+NOBODY = 2**30  # a block id that no cache has: reading it is a crash
+
+
+@dataclass
+class Case:
+    """A batch over a cache in which every slot that nobody may read holds NaN."""
+
+    query: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    block_table: torch.Tensor
+    query_start: torch.Tensor
+    kv_len: torch.Tensor
+    keys: list[torch.Tensor]  # per sequence float32 [kv_len, kv_heads, head_dim]
+    values: list[torch.Tensor]
+
+    def run(self, ops: Backend, scale: float = 0.25, window: int = 0, soft_cap: float = 0.0) -> torch.Tensor:
+        return ops.paged_attention(
+            self.query, self.k_cache, self.v_cache, self.block_table, self.query_start, self.kv_len, scale, window, soft_cap
+        )
+
+
+def make_case(
+    lengths: list[tuple[int, int]],
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    block_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+    window: int = 0,
+    padding: int = 3,
+    seed: int = 0,
+) -> Case:
+    """lengths: (keys, queries) of each sequence."""
+    random = torch.Generator().manual_seed(seed)
+    widths = [-(-keys // block_size) for keys, _ in lengths]
+    total = sum(widths)
+    order = torch.randperm(total + 2, generator=random)[:total].tolist()
+    caches = [torch.full((total + 2, block_size, kv_heads, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
+    table = torch.full((len(lengths), max(widths) + 2), NOBODY, dtype=torch.int32)
+    dense: list[list[torch.Tensor]] = [[], []]
+    for s, (keys, queries) in enumerate(lengths):
+        first = max(0, keys - queries - window + 1) if window else 0  # nobody sees what lies before
+        for block in range(first // block_size, widths[s]):
+            table[s, block] = order.pop()
+        for cache, rows in zip(caches, dense, strict=True):
+            data = torch.randn((keys, kv_heads, head_dim), generator=random).to(dtype)
+            rows.append(data)
+            for position in range(first, keys):
+                cache[table[s, position // block_size], position % block_size] = data[position]
+    starts = torch.tensor([0, *(queries for _, queries in lengths)]).cumsum(0).int()
+    query = torch.randn((int(starts[-1]) + padding, heads, head_dim), generator=random).to(dtype)
+    kv_len = torch.tensor([keys for keys, _ in lengths], dtype=torch.int32)
+    return Case(query, *caches, table, starts, kv_len, *dense)
+
+
+def dense_attention(case: Case, scale: float = 0.25, window: int = 0, soft_cap: float = 0.0) -> torch.Tensor:
+    """The definition, in float64, one query at a time."""
+    out = torch.zeros(case.query.shape, dtype=torch.float64)
+    heads, kv_heads = case.query.shape[1], case.k_cache.shape[2]
+    for s, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
+        begin, end = int(case.query_start[s]), int(case.query_start[s + 1])
+        wide_keys, wide_values = (x.double().repeat_interleave(heads // kv_heads, dim=1) for x in (keys, values))
+        for row in range(begin, end):
+            position = len(keys) - end + row
+            first = max(0, position - window + 1) if window else 0
+            score = torch.einsum("hd,khd->hk", case.query[row].double(), wide_keys[first : position + 1]) * scale
+            if soft_cap:
+                score = soft_cap * torch.tanh(score / soft_cap)
+            out[row] = torch.einsum("hk,khd->hd", score.softmax(-1), wide_values[first : position + 1])
+    return out
+
+
+MIXED = [(1, 1), (5, 5), (33, 1), (64, 64), (31, 2), (100, 7), (96, 1), (70, 70)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [1, 4, 16, 48])
+def test_decode_and_chunks_in_one_batch(ops: Backend, dtype: torch.dtype, block_size: int) -> None:
+    case = make_case(MIXED, block_size=block_size, dtype=dtype)
+    assert_close(case.run(ops), dense_attention(case))
+
+
+@pytest.mark.parametrize("head_dim", [2, 10, 16, 24, 32, 64, 80, 96, 128, 192, 256])
+def test_head_sizes(ops: Backend, head_dim: int) -> None:
+    case = make_case([(37, 1), (40, 9)], head_dim=head_dim)
+    scale = head_dim**-0.5
+    assert_close(case.run(ops, scale), dense_attention(case, scale))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 3), (9, 3), (7, 1), (48, 1), (12, 2), (96, 1)])
+def test_query_heads_per_kv_head(ops: Backend, heads: int, kv_heads: int) -> None:
+    case = make_case([(35, 1), (50, 13)], heads=heads, kv_heads=kv_heads)
+    assert_close(case.run(ops), dense_attention(case))
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 31, 32, 33, 64, 500])
+def test_window_reads_nothing_before_it(ops: Backend, window: int) -> None:
+    # blocks before the window are not even in the block table, and the rest of a block that it cuts holds NaN
+    case = make_case([(1, 1), (90, 1), (97, 40), (70, 70), (33, 2)], window=window)
+    assert_close(case.run(ops, window=window), dense_attention(case, window=window))
+
+
+def test_window_keeps_exactly_its_keys(ops: Backend) -> None:
+    # length 500, window 409: keys 91 to 499 are seen, 90 is not
+    case = make_case([(500, 1)], head_dim=16, window=409)
+    for position, seen in ((90, False), (91, True), (499, True)):
+        at = int(case.block_table[0, position // 4])
+        if seen:
+            before = case.run(ops, window=409)
+            case.v_cache[at, position % 4] += 100.0
+            assert not torch.equal(before, case.run(ops, window=409)), position
+            case.v_cache[at, position % 4] -= 100.0
+        else:
+            assert at == NOBODY or bool(torch.isnan(case.v_cache[at, position % 4]).all())
+
+
+@pytest.mark.parametrize("soft_cap", [0.5, 5.0, 50.0])
+def test_soft_cap(ops: Backend, soft_cap: float) -> None:
+    case = make_case([(40, 1), (70, 20)])
+    assert_close(case.run(ops, 1.0, 0, soft_cap), dense_attention(case, 1.0, 0, soft_cap))
+
+
+def test_large_scores_stay_finite(ops: Backend) -> None:
+    case = make_case([(70, 70), (200, 1)])
+    case.query *= 1000.0
+    got = case.run(ops)
+    assert torch.isfinite(got).all()
+    assert (got.double() - dense_attention(case)).abs().max() < 1e-2  # all weight on one key, or nearly
+
+
+def test_padding_rows_are_zero_and_sequences_without_queries_are_passed_over(ops: Backend) -> None:
+    case = make_case([(9, 0), (5, 5), (33, 0), (40, 1)], padding=5)
+    got = case.run(ops)
+    assert_close(got, dense_attention(case))
+    assert (got[6:] == 0).all()
+
+
+def test_a_query_cache_of_other_type(ops: Backend) -> None:
+    case = make_case(MIXED, dtype=torch.bfloat16)
+    case.query = case.query.float()
+    assert_close(case.run(ops), dense_attention(case))
+
+
+def test_bits_do_not_depend_on_chunks_or_neighbours(ops: Backend, threads: int) -> None:
+    whole = make_case([(130, 130)], heads=6, kv_heads=2, head_dim=24, padding=0)
+    want = whole.run(ops)
+    one = whole.block_table[:1]
+    others = make_case([(77, 1), (50, 33), (130, 2)], heads=6, kv_heads=2, head_dim=24, seed=1)
+    cache = [torch.cat(pair) for pair in ((whole.k_cache, others.k_cache), (whole.v_cache, others.v_cache))]
+    table = torch.full((4, max(one.shape[1], others.block_table.shape[1])), NOBODY, dtype=torch.int32)
+    table[1:, : others.block_table.shape[1]] = others.block_table + len(whole.k_cache)
+    table[0, : one.shape[1]] = one
+    for size in (1, 7, 64, 130):
+        for begin in range(0, 130, size):
+            end = min(begin + size, 130)
+            rows = whole.query[begin:end]
+            alone = ops.paged_attention(
+                rows, *cache, table[:1], torch.tensor([0, end - begin]).int(), torch.tensor([end]).int(), 0.25
+            )
+            assert torch.equal(alone, want[begin:end]), f"queries {begin} to {end}, alone"
+            starts = torch.cat((torch.zeros(1), end - begin + others.query_start)).int()
+            kv_len = torch.cat((torch.tensor([end]), others.kv_len)).int()
+            batch = torch.cat((rows, others.query))
+            beside = ops.paged_attention(batch, *cache, table, starts, kv_len, 0.25)
+            assert torch.equal(beside[: end - begin], want[begin:end]), f"queries {begin} to {end}, beside others"
+
+
+def test_a_nan_among_the_keys_that_are_seen_comes_out(ops: Backend) -> None:
+    case = make_case([(40, 1), (40, 1)])
+    case.k_cache[case.block_table[0, 3], 2] = float("nan")
+    got = case.run(ops)
+    assert torch.isnan(got[0]).all()
+    assert torch.isfinite(got[1]).all()
+
+
+def test_blocks_far_into_a_large_cache(ops: Backend) -> None:
+    # more than 2³¹ values lie before the block: offsets must not be computed in 32 bits. Memory is only touched at that block
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    block = 2**31 // (16 * 64) + 3
+    caches = [torch.empty((block + 1, 16, 1, 64), dtype=torch.bfloat16) for _ in range(2)]
+    small = make_case([(12, 1)], heads=2, kv_heads=1, head_dim=64, block_size=16, dtype=torch.bfloat16)
+    for cache, data in zip(caches, (small.keys[0], small.values[0]), strict=True):
+        cache[block, :12] = data
+    table = torch.tensor([[block]], dtype=torch.int32)
+    got = ops.paged_attention(small.query, *caches, table, small.query_start, small.kv_len, 0.25)
+    assert_close(got, dense_attention(small))

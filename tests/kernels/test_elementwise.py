@@ -1,0 +1,154 @@
+"""Norm, gated activation, rotary embedding with its store, embedding and block copy, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from headrace.kernels import exact
+from headrace.kernels.backend import Backend
+from headrace.kernels.block_copy import copy_blocks
+from tests.support.tolerances import assert_close
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+ROWS = (1, 2, 3, 5, 17, 64, 70)
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def norm64(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.double()
+    return wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+@DTYPES
+@pytest.mark.parametrize("hidden", [1, 16, 37, 64, 576, 3072])
+def test_rms_norm(ops: Backend, dtype: torch.dtype, hidden: int) -> None:
+    x, weight = randn(5, hidden, dtype=dtype) * 3, randn(hidden, dtype=dtype, seed=1)
+    before = x.clone()
+    assert_close(ops.rms_norm(x, weight, 1e-5), norm64(x, weight, 1e-5))
+    assert torch.equal(x, before), "the input was changed"
+
+
+@DTYPES
+@pytest.mark.parametrize("hidden", [1, 37, 64, 576])
+def test_add_rms_norm_leaves_its_inputs_alone(ops: Backend, dtype: torch.dtype, hidden: int) -> None:
+    x, residual = randn(6, hidden, dtype=dtype), randn(6, hidden, dtype=dtype, seed=2)
+    weight = randn(hidden, dtype=dtype, seed=1)
+    copies = x.clone(), residual.clone()
+    normed, total = ops.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, x + residual)
+    assert_close(normed, norm64(total, weight, 1e-5))
+    assert torch.equal(x, copies[0]) and torch.equal(residual, copies[1]), "an input was changed"
+
+
+def test_rms_norm_of_zero_and_of_nan(ops: Backend) -> None:
+    x = torch.zeros(3, 20)
+    x[1, 7] = float("nan")
+    got = ops.rms_norm(x, torch.ones(20), 1e-5)
+    assert (got[0] == 0).all() and torch.isnan(got[1]).all() and (got[2] == 0).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [1, 16, 37, 1536])
+def test_silu_mul(ops: Backend, dtype: torch.dtype, width: int) -> None:
+    gate_up = randn(5, 2 * width, dtype=dtype) * 4
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    assert_close(ops.silu_mul(gate_up), gate * torch.sigmoid(gate) * up)
+
+
+def test_silu_mul_far_from_zero(ops: Backend) -> None:
+    gate = torch.tensor([[-1e4, -120.0, -88.0, -20.0, 0.0, 20.0, 88.0, 1e4]])
+    got = ops.silu_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    assert_close(got, gate.double() * torch.sigmoid(gate.double()))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "silu_mul"])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(ops: Backend, threads: int, name: str) -> None:
+    x, residual, weight = randn(80, 590), randn(80, 590, seed=1), randn(590, seed=2)  # no multiple of a vector
+
+    def call(rows: slice) -> torch.Tensor:
+        if name == "rms_norm":
+            return ops.rms_norm(x[rows].clone(), weight, 1e-5)
+        if name == "add_rms_norm":
+            return ops.add_rms_norm(x[rows].clone(), residual[rows].clone(), weight, 1e-5)[0]
+        return ops.silu_mul(x[rows].clone())
+
+    whole = call(slice(0, 80))
+    for begin in (0, 3, 10):
+        for count in ROWS:
+            assert torch.equal(call(slice(begin, begin + count)), whole[begin : begin + count]), (begin, count)
+
+
+def rotary64(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """x [rows, heads, head_dim] turned by angles [rows, head_dim / 2], as complex numbers."""
+    half = x.shape[-1] // 2
+    turned = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(
+        torch.ones_like(angles), angles
+    ).unsqueeze(1)
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+@DTYPES
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (7, 1, 10), (3, 3, 64), (6, 2, 80)])
+def test_rotate_and_store(ops: Backend, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
+    rows, block_size, num_blocks = 9, 4, 6
+    qkv = randn(rows, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    before = qkv.clone()
+    positions = torch.tensor([0, 1, 2, 40, 41, 7, 3, 99, 5])
+    slots = torch.tensor([22, 23, 0, -1, 5, 9, 11, -1, 14])
+    angles = torch.outer(torch.arange(100, dtype=torch.float64), torch.linspace(1, 0.01, head_dim // 2).double())
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1).float()
+    caches = [torch.full((num_blocks, block_size, kv_heads, head_dim), 77.0, dtype=dtype) for _ in range(2)]
+    query = ops.rotate_and_store(qkv, positions, cos_sin, *caches, slots)
+    q, k, v = qkv.view(rows, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    assert torch.equal(qkv, before), "the input was changed"
+    assert_close(query, rotary64(q, angles[positions]))
+    live = slots >= 0
+    flat_keys, flat_values = (cache.view(-1, kv_heads, head_dim) for cache in caches)
+    assert_close(flat_keys[slots[live]], rotary64(k, angles[positions])[live])
+    assert torch.equal(flat_values[slots[live]], v[live])
+    untouched = torch.ones(num_blocks * block_size, dtype=torch.bool)
+    untouched[slots[live]] = False
+    # slot -1 is a valid index in Python: the last slot must not have been written for it
+    assert (flat_keys[untouched] == 77).all() and (flat_values[untouched] == 77).all()
+
+
+def test_rotated_bits_do_not_depend_on_the_batch(ops: Backend, threads: int) -> None:
+    qkv = randn(300, 8 * 24)
+    cos_sin = randn(300, 24)
+
+    def call(begin: int, count: int) -> torch.Tensor:
+        caches = [torch.zeros(300, 1, 2, 24) for _ in range(2)]
+        at = torch.arange(begin, begin + count)
+        query = ops.rotate_and_store(qkv[begin : begin + count].clone(), at, cos_sin, *caches, at)
+        return torch.cat((query, caches[0][at, 0], caches[1][at, 0]), dim=1)
+
+    whole = call(0, 300)
+    for begin, count in ((0, 1), (7, 3), (100, 70), (299, 1)):
+        assert torch.equal(call(begin, count), whole[begin : begin + count])
+
+
+@DTYPES
+def test_embedding(ops: Backend, dtype: torch.dtype) -> None:
+    table = randn(30, 20, dtype=dtype)
+    assert torch.equal(ops.embedding(torch.tensor([3, 0, 29, 3]), table), table[[3, 0, 29, 3]])
+
+
+def test_copy_blocks_reads_every_source_before_it_writes() -> None:
+    cache = randn(3, 2, 6, 4, 2, 8)
+    before = cache.clone()
+    copy_blocks(cache, [(1, 2), (2, 5), (1, 0)])
+    assert torch.equal(cache[:, :, [2, 5, 0]], before[:, :, [1, 2, 1]])
+    assert torch.equal(cache[:, :, [1, 3, 4]], before[:, :, [1, 3, 4]])
+
+
+def test_exact_exponential() -> None:
+    x = torch.cat((torch.linspace(-87.2, 88.2, 100_003), torch.tensor([0.0, -0.0, 1e-30])))
+    got = exact.exp(x)
+    assert ((got.double() - x.double().exp()).abs() / x.double().exp()).max() < 2 * 2.0**-23
+    assert exact.exp(torch.tensor([-1e9, float("-inf"), -87.4])).tolist() == [0.0, 0.0, 0.0]
+    assert torch.isnan(exact.exp(torch.tensor([float("nan")]))).all()
+    for begin in (1, 5, 31):  # the same bits at another place
+        assert torch.equal(exact.exp(x[begin : begin + 50].clone()), got[begin : begin + 50])

@@ -1,0 +1,27 @@
+"""Where a model's files are: `demo` is the one that ships with the package."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from .exit_codes import CommandError, ExitCode
+
+DEMO_MODEL = "demo"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def model_place(model: str) -> str:
+    """What the engine is to load: the folder of the model that ships for `demo`, anything else as it is.
+
+    Raises CommandError if `model` can be neither a folder nor a name on the hub: said before torch is loaded.
+    """
+    if model != DEMO_MODEL:
+        if not Path(model).expanduser().is_dir() and not _HUB_NAME.fullmatch(model):
+            raise CommandError(f"there is no folder {model}, and it is no hub id (owner/name)", ExitCode.MODEL)
+        return model
+    config = files("headrace.demo_model").joinpath("config.json")
+    if not config.is_file():
+        raise CommandError("the demo model is not part of this installation", ExitCode.MODEL)
+    return str(Path(str(config)).parent)

@@ -1,0 +1,52 @@
+"""What a server must be before a worker entrusts jobs to it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from .connection import Failed, Link
+from .errors import ServerUnavailableError, ServerUnsuitableError
+
+LEAST_REDIS: Final = (7, 0)
+LEAST_VALKEY: Final = (7, 2)
+
+
+def check_server(link: Link) -> None:
+    """Look at a connected server. Raises ServerUnsuitableError, ServerUnavailableError."""
+    outcomes = link.exchange([(b"INFO", b"server"), (b"INFO", b"memory")])
+    for outcome in outcomes:
+        if isinstance(outcome, Failed):
+            raise ServerUnavailableError(f"the server does not tell what it is: {outcome.code} {outcome.message}")
+    check_info(dict(pair for outcome in outcomes if isinstance(outcome, bytes) for pair in info_pairs(outcome)))
+
+
+def info_pairs(text: bytes) -> list[tuple[str, str]]:
+    """Names and values of a reply to INFO."""
+    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines() if not line.startswith("#"))
+    return [(name, value.strip()) for name, colon, value in lines if colon]
+
+
+def check_info(info: dict[str, str]) -> None:
+    """Judge what INFO says. Raises ServerUnsuitableError with one sentence that says what to do."""
+    valkey = info.get("valkey_version")
+    name, version, least = (
+        ("Valkey", valkey, LEAST_VALKEY) if valkey else ("Redis", info.get("redis_version", ""), LEAST_REDIS)
+    )
+    if version_of(version) < least:
+        wanted = ".".join(map(str, least))
+        raise ServerUnsuitableError(f"the server is {name} {version or 'of unknown version'}: use {wanted} or later")
+    if info.get("redis_mode") == "cluster" or info.get("server_mode") == "cluster":
+        raise ServerUnsuitableError("the server is a node of a cluster, which is not built yet: use a single server")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ServerUnsuitableError(
+            f"the server's maxmemory-policy is {policy}, by which it may delete jobs: "
+            "run CONFIG SET maxmemory-policy noeviction"
+        )
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Major and minor number of a version, (0, 0) if it is none."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
