@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from assets.demo_tokenizer import CONTEXT_LENGTH, END_OF_TEXT, TURN_END, train_tokenizer
+from assets.initial import prepare
 from assets.make_corpus import DEFAULT_OUT
 from assets.packing import IGNORED, batches
 
@@ -31,17 +32,14 @@ MODEL_DIR = Path(__file__).parent / "demo-model"
 VOCAB_SIZE = 4096
 TOKENIZER_DOCUMENTS = 20_000
 HELD_OUT = 300
-LONG_SHARE = 0.06
+PACKED_SHARE = 0.08
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 WARMUP_STEPS = 100
 FINAL_RATE = 0.03
 CLIP = 1.0
 REPORT_EVERY = 40
-CONSTANT_FEATURE = 0.1
-LOOK_BACK_PAIRS = 5
-LOOK_BACK_SCALE = 1.4
-LOOK_UP_SCALE = 0.25
+EMBEDDING_RATE = 3.0
 
 
 @dataclass
@@ -67,7 +65,7 @@ def parse_options() -> Options:
     parser.add_argument("--checkpoint", type=Path, default=DEFAULT_OUT.parent / "checkpoint", help="saved on the way")
     parser.add_argument("--steps", type=int, default=1900)
     parser.add_argument("--minutes", type=float, default=30.0, help="a limit on the training time")
-    parser.add_argument("--rate", type=float, default=2.5e-3, help="the highest learning rate")
+    parser.add_argument("--rate", type=float, default=2e-3, help="the highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-minutes", type=float, default=3.0)
@@ -147,6 +145,38 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         pad_token_id=end,
     )
     model = LlamaForCausalLM(config)
+    prepare(model)
+    return model
+
+
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """The number of a token that the vocabulary is known to hold."""
+    number = tokenizer.convert_tokens_to_ids(token)
+    if not isinstance(number, int):
+        raise TypeError(f"{token!r} is not one token")
+    return number
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """A fresh Llama with grouped-query attention and tied embeddings."""
+    end = token_id(tokenizer, END_OF_TEXT)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=5,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT_LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+    model = LlamaForCausalLM(config)
     look_back(model)
     look_up(model)
     return model
@@ -192,17 +222,22 @@ def rate_at(progress: float, step: int) -> float:
 
 
 def new_optimizer(model: LlamaForCausalLM) -> torch.optim.AdamW:
-    """AdamW that decays matrices and leaves the norms' gains alone."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    gains = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": gains, "weight_decay": 0.0}]
+    """AdamW that decays matrices, leaves the norms' gains alone, and moves the larger embeddings in larger steps."""
+    embeddings = [model.model.embed_tokens.weight]
+    matrices = [p for name, p in model.named_parameters() if p.dim() > 1 and "embed" not in name]
+    gains = [p for p in model.parameters() if p.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": WEIGHT_DECAY, "scale": 1.0},
+        {"params": embeddings, "weight_decay": 0.0, "scale": EMBEDDING_RATE},
+        {"params": gains, "weight_decay": 0.0, "scale": 1.0},
+    ]
     return torch.optim.AdamW(groups, betas=BETAS, fused=True)
 
 
 def endless(documents: Sequence[list[int]], padding: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Passes over the documents, each in another order."""
     for epoch in itertools.count():
-        yield from batches(documents, padding, LONG_SHARE, seed + epoch)
+        yield from batches(documents, padding, PACKED_SHARE, seed + epoch)
 
 
 def train(
@@ -220,7 +255,7 @@ def train(
         if progress >= 1:
             break
         for group in optimizer.param_groups:
-            group["lr"] = options.rate * rate_at(progress, step)
+            group["lr"] = options.rate * group["scale"] * rate_at(progress, step)
         loss = loss_of(model, tokens, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -248,7 +283,7 @@ def held_out_loss(model: LlamaForCausalLM, documents: Sequence[list[int]], paddi
     """The mean loss per token on documents the training has not seen."""
     total, count = 0.0, 0
     model.eval()
-    for tokens, targets in batches(documents, padding, LONG_SHARE, seed=0):
+    for tokens, targets in batches(documents, padding, PACKED_SHARE, seed=0):
         known = int((targets != IGNORED).sum())
         total += loss_of(model, tokens, targets).item() * known
         count += known

@@ -3,8 +3,8 @@
     rows of the step   [ sequence 0 | sequence 1 | … | padding ]
                        query_start[0] ↑            ↑ num_tokens  ↑ num_rows
 
-Padding repeats token 0 at position 0 and writes nowhere (slot -1); it exists because a product gives each row the same bits
-only from some number of rows on.
+Padding repeats token 0 at position 0 and writes nowhere (slot -1); it exists because a product gives each row the
+same bits only from some number of rows on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..kernels.attention import Paging
 from ..kernels.linear import padded_rows
 from .types import Plan
 
@@ -29,9 +30,7 @@ class Batch:
     token_ids: torch.Tensor  # int64 [num_rows]
     positions: torch.Tensor  # int64 [num_rows], in its sequence
     slots: torch.Tensor  # int64 [num_rows]: block · block_size + offset, or -1
-    block_table: torch.Tensor  # int32 [sequences, max_blocks]
-    query_start: torch.Tensor  # int32 [sequences + 1]
-    kv_len: torch.Tensor  # int32 [sequences]: tokens known to the cache once the step is computed
+    paging: Paging
 
 
 class BatchBuilder:
@@ -94,7 +93,7 @@ class BatchBuilder:
         width = max(1, -(-int(self._kv_len[:count].max()) // self.block_size))
 
         def tensor(values: np.ndarray[tuple[int, ...], np.dtype[np.int64 | np.int32]]) -> torch.Tensor:
-            return torch.from_numpy(values).to(self.device)  # no copy on the CPU
+            return torch.as_tensor(values, device=self.device)  # no copy on the CPU
 
         return Batch(
             num_tokens=total,
@@ -102,7 +101,9 @@ class BatchBuilder:
             token_ids=tensor(self._token_ids[:rows]),
             positions=tensor(self._positions[:rows]),
             slots=tensor(self._slots[:rows]),
-            block_table=tensor(np.ascontiguousarray(self._table[:count, :width])),
-            query_start=tensor(self._start[: count + 1]),
-            kv_len=tensor(self._kv_len[:count]),
+            paging=Paging(
+                block_table=tensor(np.ascontiguousarray(self._table[:count, :width])),
+                query_start=tensor(self._start[: count + 1]),
+                kv_len=tensor(self._kv_len[:count]),
+            ),
         )

@@ -22,7 +22,7 @@ from .chat_guard import CallerText, ChatGuard, caller_texts, is_control
 from .types import RequestRefusedError
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken, Tokenizer
+    from tokenizers import AddedToken, Encoding, Tokenizer
 
 MAX_NESTING = 64
 MAX_RENDERED_CHARS = 16 * 2**20
@@ -55,7 +55,7 @@ class ChatEncoder:
         tools: list[object] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """Ids of a chat, ready for the assistant's turn. Raises ChatTemplateError, whatever is wrong with it."""
+        """Ids of a chat, ready for the assistant's turn. Raises RequestRefusedError, mostly a ChatTemplateError."""
         variables = {"add_generation_prompt": True, **(template_kwargs or {})}
         tools = tools or None
         self._check(messages, tools, variables)
@@ -65,7 +65,7 @@ class ChatEncoder:
             caller_texts(messages), caller_texts(tools), caller_texts(list(variables.values()), is_name=True)
         )
         if not any(map(side.is_risky, texts)):
-            return _encode(self._raw, plain).ids
+            return encode_text(self._raw, plain, "messages", add_special_tokens=False).ids
         return side.encode(self._render_disguised(side, plain, messages, tools, variables))
 
     def _render_disguised(
@@ -164,17 +164,15 @@ class _TemplateSide:
     def encode(self, disguised: str) -> list[int]:
         """Ids of a disguised chat. Raises ChatTemplateError if a control token is not the template's own."""
         private = self._private_tokenizer()
-        encoding = _encode(private.tokenizer, disguised)
-        ids: list[int] = encoding.ids
-        offsets: list[tuple[int, int]] = encoding.offsets
-        for token_id, (start, end) in zip(ids, offsets, strict=True):
+        encoding = encode_text(private.tokenizer, disguised, "messages", add_special_tokens=False)
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id not in self._control or token_id == private.unknown_id:
                 continue
             token = self._control[token_id].content
             if disguised[start:end].strip() != token.strip():
                 # Some vocabularies hold control tokens as ordinary entries, which plain text can hit.
                 raise ChatTemplateError(f"the tokenizer cannot encode the text {token!r} as plain text")
-        return ids
+        return encoding.ids
 
     def _normalized(self, text: str) -> str:
         # Tokens that are looked for after normalisation can arise from text that only normalises to theirs.
@@ -208,12 +206,16 @@ class _PrivateTokenizer:
     unknown_id: int | None  # the control token that stands for characters the vocabulary lacks: not forged
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> Any:
+def encode_text(tokenizer: Tokenizer, text: str, param: str, *, add_special_tokens: bool) -> Encoding:
+    """Encode with errors that say whose fault it is. Raises RequestRefusedError, naming `param`."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ChatTemplateError("a text holds a lone surrogate") from None
-    return tokenizer.encode(text, add_special_tokens=False)
+        raise RequestRefusedError("invalid_request", "a text holds a lone surrogate", param) from None
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except Exception as error:  # the library raises nothing narrower, for a vocabulary without its unknown token say
+        raise RequestRefusedError("internal", f"the tokenizer cannot encode the text: {error}") from error
 
 
 def _all_maps(values: Iterable[object]) -> bool:

@@ -27,6 +27,8 @@ from typing import Literal, cast
 from .stop_strings import compile_stops, contains_any
 
 STANDARD_ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
+# A text with more edges is disguised without a closer look, which would take long under the interpreter's lock.
+MAX_EDGES_READ = 4096
 
 _NAMED_KEYS = frozenset({"role", "type"})  # what stands under them is compared with names, not printed as prose
 # Methods and filters whose first argument is looked for in the text
@@ -62,11 +64,11 @@ class ChatGuard:
         self._whole = compile_stops(tuple(tokens), max_chars=sum(map(len, tokens))) if tokens else None
         searched = sorted({re.escape(raw[1:-1]) for _, raw in _searched_literals(self._lexed)} - {""})
         self._removable = re.compile("|".join([r"\s+", *searched]))  # what a template may take out of a text
-        edges = sorted({token[0] for token in tokens} | {token[-1] for token in tokens})
+        edges = self._edges = sorted({token[0] for token in tokens} | {token[-1] for token in tokens})
         names = {raw for _, kind, raw in self._lexed if kind == "name"}
         literals = {raw[1:-1] for _, kind, raw in self._lexed if kind == "string"}
         # Not those that hold control text themselves, for callers would have it by naming them.
-        words = {text for text in literals if self._is_word(text, edges)}
+        words = {text for text in literals if self._is_word(text)}
         self._own = {"prose": frozenset[str](), "name": STANDARD_ROLES | words, "key": names | words}
         first = _free_base(template, 2 * len(edges) + 2)
         twins = [chr(first + i) for i in range(len(edges))]
@@ -83,14 +85,18 @@ class ChatGuard:
         )
 
     def is_risky(self, item: CallerText) -> bool:
-        """Whether a text holds, begins, ends or lies inside the text of a control token."""
+        """Whether a text holds, begins, ends or lies inside the text of a control token. When in doubt, it does."""
         if item.text in self._own[item.kind] or self._whole is None:
             return False
         core = item.text.strip()
+        num_edges = sum(map(core.count, self._edges))
+        if num_edges > MAX_EDGES_READ or self._is_inside(core):
+            return True
+        if num_edges == 0:
+            return False
         lengths = range(1, min(len(core), self._max_len) + 1)
         return (
-            self._is_inside(core)
-            or contains_any(self._whole, core)
+            contains_any(self._whole, core)
             or contains_any(self._whole, self._removable.sub("", core))
             or any(core[-n:] in self._heads or core[:n] in self._tails for n in lengths)
         )
@@ -124,8 +130,8 @@ class ChatGuard:
             text = text.replace(disguised, original)
         return text
 
-    def _is_word(self, text: str, edges: list[str]) -> bool:
-        has_edge = any(edge in text and not edge.isalnum() for edge in edges)
+    def _is_word(self, text: str) -> bool:
+        has_edge = any(edge in text and not edge.isalnum() for edge in self._edges)
         return not has_edge and not (self._whole is not None and contains_any(self._whole, text))
 
     def _is_inside(self, core: str) -> bool:

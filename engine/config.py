@@ -79,7 +79,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     _refuse_unsupported(raw)
     values = _with_defaults(model_dir, raw)
     generation = model_dir / "generation_config.json"
-    eos = _eos_ids(values) | (_eos_ids(read_json(generation)) if generation.is_file() else frozenset())
+    eos = _eos_ids(values) | _eos_ids(read_json(generation) if generation.is_file() else {})
     return _model_config(str(raw["architectures"][0]), values, eos)
 
 
@@ -103,36 +103,44 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         raise UnsupportedModelError("quantization_config", f"Quantised weights (method {method}) are not supported.")
     if raw.get("is_encoder_decoder"):
         raise UnsupportedModelError("is_encoder_decoder", "Encoder-decoder models are not supported.")
-    architectures = raw.get("architectures") or []
+    architectures = cast("list[object]", raw.get("architectures") or [])
     if len(architectures) != 1 or architectures[0] not in ARCHITECTURES:
         named = ", ".join(map(str, architectures)) or "none"
         raise UnsupportedModelError(
-            "architectures", f"The model's architecture ({named}) is not supported; supported: {', '.join(ARCHITECTURES)}."
+            "architectures",
+            f"The model's architecture ({named}) is not supported; supported: {', '.join(ARCHITECTURES)}.",
         )
 
 
 def _with_defaults(model_dir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in what the file leaves to its architecture's defaults."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    auto: Any = AutoConfig
     try:
-        filled = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise ModelError(f"{model_dir / 'config.json'} does not describe a model: {error}") from error
+        filled = auto.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    except (ValueError, TypeError, KeyError, OSError, StrictDataclassError) as error:
+        said = " ".join(str(error).split())
+        raise ModelError(f"{model_dir / 'config.json'} does not describe a model: {said}") from error
     # transformers fills in bos and eos ids that the file never named; only what was written counts as an end
     return {**filled.to_dict(), "eos_token_id": raw.get("eos_token_id")}
 
 
 def _eos_ids(values: Mapping[str, Any]) -> frozenset[int]:
     """All ids under `eos_token_id`: one, several or none."""
-    eos = values.get("eos_token_id")
-    return frozenset(() if eos is None else [int(eos)] if isinstance(eos, int) else (int(one) for one in eos))
+    eos = cast("int | list[int] | None", values.get("eos_token_id"))
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
 
 
 def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[int]) -> ModelConfig:
     """Build the typed configuration and check what the decoder relies on."""
     if values["hidden_act"] != "silu":
-        raise UnsupportedModelError("hidden_act", f"The activation {values['hidden_act']!r} is not supported; only silu is.")
+        raise UnsupportedModelError(
+            "hidden_act", f"The activation {values['hidden_act']!r} is not supported; only silu is."
+        )
     dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise UnsupportedModelError("dtype", f"Weights of type {dtype} are not supported.")

@@ -1,16 +1,16 @@
 """The engine without a queue: a list of prompts in, a list of completions out.
 
-    from headrace.engine import LLM, SamplingOptions
+from headrace.engine import LLM, SamplingOptions
 
-    llm = LLM("path/to/model")
-    for completion in llm.generate(["The water runs", "Das Rad"], SamplingOptions(max_tokens=32, temperature=0)):
-        print(completion.text)
+llm = LLM("path/to/model")
+for completion in llm.generate(["The water runs", "Das Rad"], SamplingOptions(max_tokens=32, temperature=0)):
+    print(completion.text)
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +64,8 @@ class LLM:
     ) -> list[Completion]:
         """Complete every prompt, text or token ids; give the choices in the order of the prompts.
 
-        options   one for all prompts, or one each. None samples at temperature 1 with a seed of its own for each prompt; options
-                  that are given keep their seed, so equal prompts with equal options give equal texts
+        options   one for all prompts, or one each. None samples at temperature 1, each prompt with a seed of its own;
+                  options that are given keep their seed, so equal prompts with equal options give equal texts
         progress  show a bar on the terminal
 
         Raises:
@@ -140,7 +140,7 @@ def _options_of(options: SamplingOptions | Sequence[SamplingOptions] | None, cou
 
 
 @contextmanager
-def _bar(shown: bool, total: int) -> Iterator[Callable[[], None]]:
+def _bar(shown: bool, total: int) -> Generator[Callable[[], None]]:
     """A progress bar that advances by one a call."""
     if not shown:
         yield lambda: None

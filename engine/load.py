@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,8 +23,14 @@ from .weights import Progress, allocate, load_weights, tensor_shapes, weight_fil
 DTYPES = {
     "float32": torch.float32, "fp32": torch.float32, "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
 }  # fmt: skip
-BF16_FROM_PARAMETERS = 64_000_000  # below, float32 costs little on a CPU and every result can be compared to the last bit
+BF16_FROM_PARAMETERS = (
+    64_000_000  # below, float32 costs little on a CPU and every result can be compared to the last bit
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_DECISIVE_FILES = (
+    "config.json", "generation_config.json", "tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "spiece",
+    "chat_template",
+)  # fmt: skip
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 
 
@@ -88,10 +95,12 @@ def find_model(model: str | Path) -> Path:
         return path
     if not isinstance(model, str) or not _HUB_ID.fullmatch(model):
         raise ModelNotFoundError(f"There is no model directory {path}.")
-    from huggingface_hub import snapshot_download
+    import huggingface_hub
+
+    hub: Any = huggingface_hub
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
+        return Path(hub.snapshot_download(model, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as error:  # its own errors are of these two, network errors included
         raise ModelNotFoundError(f"{model} is no directory, and cannot be had from the hub: {error}") from error
 
@@ -106,8 +115,8 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: str, model: ModelConfig, fast_bf16: bool) -> torch.dtype:
     """Give the type of weights and activations for a setting.
 
-    "auto" on a CPU is float32, except for bfloat16 checkpoints of more than 64 million parameters where the CPU multiplies
-    bfloat16 natively (`fast_bf16`). float16 checkpoints are widened: a CPU does not compute in float16.
+    "auto" on a CPU is float32, except for bfloat16 checkpoints of more than 64 million parameters where the CPU
+    multiplies bfloat16 natively (`fast_bf16`). float16 checkpoints are widened: a CPU does not compute in float16.
     """
     if name != "auto":
         return _dtype(name, "dtype")
@@ -132,12 +141,14 @@ def _dtype(name: str, setting: str) -> torch.dtype:
 
 
 def fingerprint(model_dir: Path, dtype: torch.dtype) -> str:
-    """SHA-256, in hex, of what decides a model's output: configuration, tokenizer, names, shapes and sizes of the weights,
-    and the type they are computed in. The weights' own bytes are left out: reading them all would take as long as loading.
+    """SHA-256, in hex, of what decides a model's output.
+
+    That is its configuration, its tokenizer, names, shapes and sizes of the weights, and the type they are computed in.
+    The weights' own bytes are left out: reading them all would take as long as loading.
     """
     digest = hashlib.sha256(str(dtype).encode())
     for path in sorted(model_dir.iterdir()):
-        if path.suffix in (".json", ".jinja", ".model") or path.name == "merges.txt":
+        if path.is_file() and path.name.startswith(_DECISIVE_FILES):
             content = path.read_bytes()
             digest.update(f"{path.name}:{len(content)}:".encode() + content)
     for path in weight_files(model_dir):

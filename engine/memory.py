@@ -3,8 +3,8 @@
     available memory
     [ weights | one step's activations and scores | KV blocks | left to others ]
 
-On the CPU the machine is shared: the blocks get a quarter of what `gpu_memory_utilization` allows, and at most 4 GiB, unless
-one sequence of max_model_len needs more. More than max_num_seqs such sequences is never useful.
+On the CPU the machine is shared: the blocks get a quarter of what `gpu_memory_utilization` allows, and at most 4 GiB,
+unless one sequence of max_model_len needs more. More than max_num_seqs such sequences is never useful.
 """
 
 from __future__ import annotations
@@ -60,12 +60,16 @@ def plan_num_blocks(size: Footprint, config: EngineConfig, max_model_len: int, a
     if config.num_kv_blocks is not None:
         needed = fixed + config.num_kv_blocks * size.block_bytes
         if needed > usable:
-            raise _too_large(f"{config.num_kv_blocks} KV blocks make it {_gib(needed)}", "num_kv_blocks", needed, usable)
+            raise _too_large(
+                f"{config.num_kv_blocks} KV blocks make it {_gib(needed)}", "num_kv_blocks", needed, usable
+            )
         return config.num_kv_blocks
     one = -(-max_model_len // config.block_size)
     if fixed + one * size.block_bytes > usable:
         needed = fixed + one * size.block_bytes
-        raise _too_large(f"with one sequence of {max_model_len} tokens it is {_gib(needed)}", "max_model_len", needed, usable)
+        raise _too_large(
+            f"with one sequence of {max_model_len} tokens it is {_gib(needed)}", "max_model_len", needed, usable
+        )
     share = min(int(CPU_SHARE * (usable - fixed)), CPU_MOST_BYTES) // size.block_bytes
     return max(one, min(share, one * config.max_num_seqs))
 
@@ -84,7 +88,10 @@ def _machine_available_bytes() -> int:
 
 def _group_available_bytes() -> int:
     """What the container's limit leaves, by either version of control groups; without a limit, a very large number."""
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         root = Path("/sys/fs/cgroup")
         if (root / limit).is_file() and (root / used).is_file():
             most = (root / limit).read_text(encoding="ascii").strip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence as Rows
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from ..kernels.backend import Backend
 from ..kernels.block_copy import copy_blocks
 from ..kernels.linear import padded_rows, row_multiple
+from ..kernels.lists import bools
 from .batch import Batch, BatchBuilder
 from .config import ModelConfig
 from .models.decoder import Decoder
@@ -37,8 +38,8 @@ class RunnerLimits:
 class TorchRunner:
     """A `types.Runner` for one decoder. Used by one thread at a time.
 
-    `on_logits`, if set, is called in each step with the plan and the scores of the rows that sample, in the plan's order:
-    float32 [rows that sample, vocab], as the model gave them, valid until it returns.
+    `on_logits`, if set, is called in each step with the plan and the scores of the rows that sample, in the plan's
+    order: float32 [rows that sample, vocab], as the model gave them, valid until it returns.
     """
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, backend: Backend, limits: RunnerLimits) -> None:
@@ -80,7 +81,7 @@ class TorchRunner:
                 RowResult(
                     token_id=sampled[number].token_id if number in sampled else None,
                     logprobs=sampled[number].logprobs if number in sampled else None,
-                    prompt_logprobs=self._prompt_logprobs(row, hidden, int(batch.query_start[number])),
+                    prompt_logprobs=self._prompt_logprobs(row, hidden, int(batch.paging.query_start[number])),
                 )
                 if finite[number]
                 else RowResult(finite=False)
@@ -91,17 +92,17 @@ class TorchRunner:
         """Overwrite whole blocks in every layer. For tests: NaN in every block that nobody owns must change nothing."""
         self._cache[:, :, list(block_ids)] = value
 
-    def _sample(self, plan: Plan, hidden: torch.Tensor, batch: Batch, finite: Rows[bool]) -> dict[int, Sampled]:
+    def _sample(self, plan: Plan, hidden: torch.Tensor, batch: Batch, finite: list[bool]) -> dict[int, Sampled]:
         """Sample for the rows that ask and are finite; a row whose scores are not is struck from `finite`."""
         asking = [number for number, row in enumerate(plan.rows) if row.samples]
         if not asking:
             return {}
-        last = batch.query_start[1:][asking].long() - 1
+        last = batch.paging.query_start[1:][asking].long() - 1
         logits = self._logits(hidden, last)
         if self.on_logits is not None:
             self.on_logits(plan, logits)
         good = torch.isfinite(logits.sum(dim=1))  # one pass; a sum of finite scores does not overflow
-        for number, is_good in zip(asking, good.tolist(), strict=True):
+        for number, is_good in zip(asking, bools(good), strict=True):
             finite[number] &= is_good
         kept = [at for at, number in enumerate(asking) if finite[number]]
         if len(kept) < len(asking):
@@ -133,5 +134,5 @@ class TorchRunner:
 def _finite_rows(hidden: torch.Tensor, batch: Batch) -> list[bool]:
     """For each sequence, whether the hidden states of all its positions in this step are finite."""
     finite = torch.isfinite(hidden[: batch.num_tokens]).all(dim=1).cpu().numpy()
-    per_row: list[bool] = np.logical_and.reduceat(finite, batch.query_start[:-1].cpu().numpy()).tolist()
+    per_row: list[bool] = np.logical_and.reduceat(finite, batch.paging.query_start[:-1].cpu().numpy()).tolist()
     return per_row

@@ -1,8 +1,9 @@
 """From scores to tokens: what a request asked of its output is applied here, row by row.
 
-Order: penalties (repetition, then presence and frequency), logit_bias, stop tokens banned below min_tokens, then temperature,
-top_k, top_p, min_p and the draw (`kernels.sample`). Log-probabilities are those of the model's own distribution, before any
-of this. A row that asks for nothing costs nothing, and no row's result depends on the others.
+Order: penalties (repetition, then presence and frequency), logit_bias, stop tokens banned below min_tokens, then
+temperature, top_k, top_p, min_p and the draw (`kernels.sample`). Log-probabilities are those of the model's own
+distribution, before any of this. A row that asks for nothing costs nothing, and no row's result depends on the
+others.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import numpy as np
 import torch
 
 from ..kernels.backend import Backend
+from ..kernels.lists import floats, ints
 from ..kernels.sample import SampleParameters
 from .sequence import Sequence
 from .types import TokenLogprobs
 
-LOGPROB_ROWS = 16  # rows whose log-probabilities are computed together: bounds the extra memory to 2 · 16 · vocab floats
+LOGPROB_ROWS = (
+    16  # rows whose log-probabilities are computed together: bounds the extra memory to 2 · 16 · vocab floats
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Sampler:
         scores = logits.clone() if adjusted and wants else logits
         for row in adjusted:
             adjust(scores[row], sequences[row])
-        tokens: list[int] = self._draw(scores, parameters(sequences)).tolist()
+        tokens = ints(self._draw(scores, parameters(sequences)))
         logprobs: dict[int, TokenLogprobs] = {}
         for at in range(0, len(wants), LOGPROB_ROWS):
             rows = wants[at : at + LOGPROB_ROWS]
@@ -89,14 +93,14 @@ def adjust(scores: torch.Tensor, sequence: Sequence) -> None:
     """Change one row of scores, float32 [vocab], in place, as the sequence's options ask."""
     o = sequence.options
     if o.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(sequence.token_ids))
+        seen = torch.as_tensor(np.unique(sequence.token_ids))
         values = scores[seen]
         scores[seen] = torch.where(values > 0, values / o.repetition_penalty, values * o.repetition_penalty)
     if o.presence_penalty != 0.0 or o.frequency_penalty != 0.0:
         output = np.array(sequence.token_ids[sequence.num_prompt_tokens :], dtype=np.int64)
         ids, counts = np.unique(output, return_counts=True)
         penalty = o.presence_penalty + o.frequency_penalty * counts
-        scores[torch.from_numpy(ids)] -= torch.from_numpy(penalty.astype(np.float32))
+        scores[torch.as_tensor(ids)] -= torch.as_tensor(penalty.astype(np.float32))
     if o.logit_bias:
         ids = torch.tensor(list(o.logit_bias.keys()), dtype=torch.int64)
         scores[ids] += torch.tensor(list(o.logit_bias.values()), dtype=torch.float32)
@@ -106,16 +110,18 @@ def adjust(scores: torch.Tensor, sequence: Sequence) -> None:
 
 
 def token_logprobs(logits: torch.Tensor, chosen: Rows[int], counts: Rows[int]) -> list[TokenLogprobs]:
-    """For each row of `logits` [rows, vocab], the chosen token's natural log-probability, then those of the `counts` best.
+    """For each row of `logits` [rows, vocab], the chosen token's natural log-probability, then the `counts` best ones'.
 
-    The chosen token comes first and once more among the best if it is one of them; of equal ones the lower id comes first.
+    The chosen token comes first and once more among the best if it is one of them; of equal ones the lower id comes
+    first.
     """
     table = torch.log_softmax(logits, dim=-1)
-    own = table.gather(1, torch.tensor(chosen, dtype=torch.int64).unsqueeze(1)).squeeze(1).tolist()
+    own = floats(table.gather(1, torch.tensor(chosen, dtype=torch.int64).unsqueeze(1)).squeeze(1))
     best: list[list[tuple[int, float]]] = [[] for _ in chosen]
     for count in sorted(set(counts) - {0}):  # a row's ties must not depend on how many another row asked for
         rows = [row for row, one in enumerate(counts) if one == count]
         top = table[rows].topk(min(count, table.shape[1]))
-        for row, ids, values in zip(rows, top.indices.tolist(), top.values.tolist(), strict=True):
-            best[row] = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+        for at, row in enumerate(rows):
+            pairs = zip(ints(top.indices[at]), floats(top.values[at]), strict=True)
+            best[row] = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
     return [((token, value), *rest) for token, value, rest in zip(chosen, own, best, strict=True)]

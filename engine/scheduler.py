@@ -14,6 +14,9 @@ in line, by priority and arrival), then decodes again with what is left. Nobody 
 * out of blocks, the newest sequence of the lowest priority gives up its blocks and computes them again later. The
   oldest of the highest priority so always goes on, and no request is accepted that the pool cannot hold alone.
 
+Who heads the line but has at least half of its tokens computed by another sequence in this very step, is let in with
+the next one and finds them in the cache: of many prompts with one head that come together, one computes it.
+
 An admission takes the blocks of all known tokens at once, and leaves free what the running sequences, itself included,
 will ask for within `block_size` steps: it causes no preemption before.
 """

@@ -1,6 +1,7 @@
 """How many CPU threads the model's arithmetic uses, and how they wait.
 
-Importing torch starts its thread runtime, which reads its environment then: call `configure_threads` before that where you can.
+Importing torch starts its thread runtime, which reads its environment then: call `configure_threads` before that
+where you can.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def available_cores() -> int:
 def configure_threads(num_threads: int | None = None) -> int:
     """Set torch's threads for arithmetic (None: one per available core), and return how many there are.
 
-    Threads that have nothing to do are to sleep rather than to spin: a spinning thread on a core that another process needs
-    costs milliseconds at every barrier. That takes effect only if torch has not been imported yet.
+    Threads that have nothing to do are to sleep rather than to spin: a spinning thread on a core that another process
+    needs costs milliseconds at every barrier. That takes effect only if torch has not been imported yet.
 
     Raises:
         ValueError: num_threads is below 1.

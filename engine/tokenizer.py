@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .chat import ChatEncoder
+from .chat import ChatEncoder, encode_text
 from .errors import ModelError
 from .token_table import detokenizer_factory
-from .types import Detokenizer, RequestRefusedError
+from .types import Detokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
@@ -44,11 +44,7 @@ class ModelTokenizer:
 
         Raises RequestRefusedError for a lone surrogate, which is no text.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise RequestRefusedError("invalid_request", "the prompt holds a lone surrogate", "prompt") from None
-        return self.raw.encode(text, add_special_tokens=True).ids
+        return encode_text(self.raw, text, "prompt", add_special_tokens=True).ids
 
     def encode_chat(
         self,

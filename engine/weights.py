@@ -24,7 +24,7 @@ NAMES_SHOWN = 6  # of the tensors that an error lists
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Projections are [outputs, inputs], as torch's `linear` takes them; biases are None where there are none."""
+    """One layer. Projections are [outputs, inputs], as torch's `linear` takes them; a bias is None if there is none."""
 
     input_norm: torch.Tensor  # [hidden]
     qkv: torch.Tensor  # [(heads + 2·kv_heads)·head_dim, hidden]
@@ -73,8 +73,7 @@ def allocate(
     def new(*shape: int, **parts: int) -> torch.Tensor:
         """One tensor of several checkpoint tensors stacked along its first dimension: name to number of rows."""
         whole = torch.empty(shape, dtype=dtype, device=device)
-        for name, view in zip(parts, whole.split(list(parts.values())), strict=True):
-            views[name] = view
+        views.update(zip(parts, torch.split(whole, list(parts.values())), strict=True))
         return whole
 
     embedding = new(config.vocab_size, config.hidden_size, **{"model.embed_tokens.weight": config.vocab_size})
@@ -91,7 +90,9 @@ def _allocate_layer(config: ModelConfig, at: str, new: Callable[..., torch.Tenso
     query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention, mlp = at + "self_attn.", at + "mlp."
 
-    def fused(prefix: str, rows: Mapping[str, int], inputs: int, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def fused(
+        prefix: str, rows: Mapping[str, int], inputs: int, bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         total = sum(rows.values())
         weight = new(total, inputs, **{f"{prefix}{name}.weight": count for name, count in rows.items()})
         return weight, new(total, **{f"{prefix}{name}.bias": n for name, n in rows.items()}) if bias else None
@@ -127,14 +128,17 @@ def weight_files(model_dir: Path) -> tuple[Path, ...]:
         names = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
         missing = tuple(name for name in names if Path(name).name != name or not (model_dir / name).is_file())
         if missing or not names:
-            raise WeightsError(f"{index} names files that are not beside it: {_some(missing) or 'none at all'}.", missing)
+            raise WeightsError(
+                f"{index} names files that are not beside it: {_some(missing) or 'none at all'}.", missing
+            )
         return tuple(model_dir / name for name in names)
     if (model_dir / "model.safetensors").is_file():
         return (model_dir / "model.safetensors",)
     pickles = sorted(path.name for pattern in PICKLES for path in model_dir.glob(pattern))
     if pickles:
         raise UnsupportedModelError(
-            "pickle", f"{model_dir} holds its weights as pickles ({_some(pickles)}), which can run code; convert to safetensors."
+            "pickle",
+            f"{model_dir} holds its weights as pickles ({_some(pickles)}), which can run code; convert to safetensors.",
         )
     raise WeightsError(f"{model_dir} holds no model.safetensors and no model.safetensors.index.json.")
 
@@ -195,7 +199,7 @@ def _is_spare(name: str, config: ModelConfig) -> bool:
     return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
 
 
-def _open(path: Path) -> Any:  # noqa: ANN401  (safetensors has no type for what it opens)
+def _open(path: Path) -> Any:
     """Open one safetensors file for reading."""
     try:
         return safe_open(path, framework="pt")

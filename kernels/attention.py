@@ -2,45 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from .exact import exp
 from .linear import padded_rows
+from .lists import ints
 
 TILE = 32  # keys taken together, always from position 0 on; the compiled kernel has the same
 QUERIES = 64  # queries taken together, so that memory stays bounded
-# Batched products keep a row's bits for multiples of four rows, as `linear` does, and only for multiples of four columns.
+# Batched products keep a row's bits for multiples of four rows, as `linear` does, and only for multiples of four
+# columns.
 ROW_MULTIPLE, WIDTH_MULTIPLE = 4, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Where the rows and the blocks of each sequence of a step are."""
+
+    block_table: torch.Tensor  # int32 [sequences, max_blocks]: the block of each block_size positions
+    query_start: torch.Tensor  # int32 [sequences + 1]: sequence s has rows [query_start[s], query_start[s + 1])
+    kv_len: torch.Tensor  # int32 [sequences]: keys of each sequence, those of its own rows included
 
 
 def paged_attention(
     query: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    kv_len: torch.Tensor,
+    paging: Paging,
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """Causal attention of each sequence's last queries over all its keys: softmax(cap(scale · q·k)) · v.
 
-    query        [rows, heads, head_dim]; rows from query_start[-1] on are padding
+    query     [rows, heads, head_dim]; rows from query_start[-1] on are padding. Row i of a sequence's n stands at
+              position kv_len - n + i and sees positions [max(0, position - window + 1), position]
     k_cache, v_cache  [num_blocks, block_size, kv_heads, head_dim], heads a multiple of kv_heads
-    block_table  int32 [sequences, max_blocks]: block of each block_size positions
-    query_start  int32 [sequences + 1]: sequence s has rows [query_start[s], query_start[s+1])
-    kv_len       int32 [sequences]: keys of each sequence, those of its own queries included. Query row i of n stands at
-                 position kv_len - n + i and sees positions [max(0, position - window + 1), position]
-    window       0 sees everything before; otherwise the number of positions seen, the query's own included
-    soft_cap     0 is off; otherwise scores become soft_cap · tanh(score / soft_cap)
+    window    0 sees everything before; otherwise the number of positions seen, the query's own included
+    soft_cap  0 is off; otherwise scores become soft_cap · tanh(score / soft_cap)
 
-    Result: [rows, heads, head_dim] of query's dtype, zero in padding rows. Arithmetic is float32. Slots that no query of a
-    sequence sees are never read, whatever is in them. A query's result depends on its own sequence alone, to the last bit:
-    keys are taken in tiles at fixed positions, and tiles are merged in order (https://arxiv.org/abs/1805.02867).
+    Result: [rows, heads, head_dim] of query's dtype, zero in padding rows. Arithmetic is float32. Slots that no query
+    of a sequence sees are never read, whatever is in them. A query's result depends on its own sequence alone, to the
+    last bit: keys are taken in tiles at fixed positions, and tiles are merged in order.
+    Source of the merge: https://arxiv.org/abs/1805.02867
     """
     out = torch.zeros_like(query)
-    starts, lengths = query_start.tolist(), kv_len.tolist()
+    starts, lengths = ints(paging.query_start), ints(paging.kv_len)
     for s, length in enumerate(lengths):
         begin, end = starts[s], starts[s + 1]
         for first in range(begin, end, QUERIES):
@@ -48,7 +57,7 @@ def paged_attention(
             position = length - end + first  # of the first query in this group
             rows = query[first:last].float()
             out[first:last] = _attend(
-                rows, k_cache, v_cache, block_table[s], position, scale, window, soft_cap
+                rows, k_cache, v_cache, paging.block_table[s], position, scale, window, soft_cap
             ).to(query.dtype)
     return out
 
@@ -96,10 +105,12 @@ def _attend(
 
 
 def _tile(cache: torch.Tensor, blocks: torch.Tensor, start: int, low: int, high: int, width: int) -> torch.Tensor:
-    """Float32 [kv_heads, TILE, width] of positions [start, start + TILE); zero outside [low, high) and beyond head_dim."""
+    """Float32 [kv_heads, TILE, width] of positions from `start` on; zero outside [low, high) and beyond head_dim."""
     block_size, kv_heads, head_dim = cache.shape[1:]
     first, last = max(start, low), min(start + TILE, high)
     position = torch.arange(first, last, device=cache.device)
     tile = cache.new_zeros((TILE, kv_heads, width), dtype=torch.float32)
-    tile[first - start : last - start, :, :head_dim] = cache[blocks[position // block_size].long(), position % block_size].float()
+    tile[first - start : last - start, :, :head_dim] = cache[
+        blocks[position // block_size].long(), position % block_size
+    ].float()
     return tile.transpose(0, 1).contiguous()

@@ -1,7 +1,7 @@
 """The set of operations for a device, chosen once.
 
-    cpu      the compiled C++ library; products through torch
-    torch    the plain torch references, on any device
+cpu      the compiled C++ library; products through torch
+torch    the plain torch references, on any device
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class PagedAttention(Protocol):
         query: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        block_table: torch.Tensor,
-        query_start: torch.Tensor,
-        kv_len: torch.Tensor,
+        paging: attention.Paging,
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
@@ -117,7 +115,9 @@ def choose_backend(name: str, device: str, library: CpuLibrary | BuildError) -> 
 
 def open_backend(name: str, device: str) -> Backend:
     """Build or load what `choose_backend` needs, choose, and say in the log if the slow way was taken."""
-    backend = choose_backend(name, device, open_library() if name != "torch" and device == "cpu" else BuildError("not built"))
+    backend = choose_backend(
+        name, device, open_library() if name != "torch" and device == "cpu" else BuildError("not built")
+    )
     if backend.reason:
         logger.warning("CPU kernels in plain torch, which is much slower: %s", backend.reason)
     return backend

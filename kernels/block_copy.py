@@ -13,5 +13,7 @@ def copy_blocks(cache: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     cache is [layers, 2, num_blocks, block_size, kv_heads, head_dim]. All sources are read before any destination is
     written; a destination must not occur twice.
     """
-    sources, destinations = (torch.tensor(ids, dtype=torch.int64, device=cache.device) for ids in zip(*pairs, strict=True))
+    sources, destinations = (
+        torch.tensor(ids, dtype=torch.int64, device=cache.device) for ids in zip(*pairs, strict=True)
+    )
     cache.index_copy_(2, destinations, cache.index_select(2, sources))

@@ -1,8 +1,8 @@
 """Errors of the kernels.
 
-    KernelError
-    ├── BackendError   no such backend, or not on this device; the message names the choices
-    └── BuildError     the C++ sources could not be compiled, stored or loaded on this machine
+KernelError
+├── BackendError   no such backend, or not on this device; the message names the choices
+└── BuildError     the C++ sources could not be compiled, stored or loaded on this machine
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An exponential that gives every element the same bits wherever it stands in a tensor.
 
-torch computes the last few elements of a tensor, and of each thread's share, with a scalar routine that may round another
-way than the vector routine for the rest; the same value then gives other bits depending on its neighbours. Multiplication,
-addition and rounding are exact to the last bit in both, so this is built from them alone.
+torch computes the last few elements of a tensor, and of each thread's share, with a scalar routine that may round
+another way than the vector routine for the rest; the same value then gives other bits depending on its neighbours.
+Multiplication, addition and rounding are exact to the last bit in both, so this is built from them alone.
 """
 
 from __future__ import annotations

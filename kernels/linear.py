@@ -24,10 +24,10 @@ def padded_rows(rows: int, multiple: int) -> int:
 def row_multiple(weight: torch.Tensor) -> int:
     """The row count to pad to, so that products with weights like this one give a row the same bits in any batch.
 
-    Found by trying, because it is a property of the library underneath: MKL's float32 products compute up to three rows,
-    and shares of up to three rows of a thread, by another routine than four and more (the same for 1 to 16 threads and for
-    inner sizes of 16 to 14,336); oneDNN's bfloat16 products do not mind. Takes a few milliseconds, and holds for the number of
-    threads set when it is called.
+    Found by trying, because it is a property of the library underneath: MKL's float32 products compute up to three
+    rows, and shares of up to three rows of a thread, by another routine than four and more (the same for 1 to 16
+    threads and for inner sizes of 16 to 14,336); oneDNN's bfloat16 products do not mind. Takes a few milliseconds,
+    and holds for the number of threads set when it is called.
 
     Raises:
         ArithmeticError: no row count up to 64 keeps a row's bits here.

@@ -32,8 +32,8 @@ def philox(key: tuple[int, int], counter: tuple[torch.Tensor, int, int, int]) ->
 def token_words(seed: int, choice: int, position: int, token_ids: torch.Tensor) -> torch.Tensor:
     """One random word for each token id (int64 [n], not negative): a function of the four arguments and nothing else.
 
-    The seed (64 bits) is the key. The counter is (the token's place in its group of 64, position, choice, 0); the result is
-    int64 [n], each in [0, 2³²).
+    The seed (64 bits) is the key. The counter is (the token's place in its group of 64, position, choice, 0); the
+    result is int64 [n], each in [0, 2³²).
     """
     place = (token_ids // _SPREAD) * _LANES + token_ids % _LANES
     words = torch.stack(philox((seed & _LOW, (seed >> 32) & _LOW), (place, position & _LOW, choice & _LOW, 0)))

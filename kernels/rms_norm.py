@@ -8,8 +8,8 @@ import torch
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Scale each row to a root mean square of one, then by `weight`: x / sqrt(mean(x²) + eps) · weight.
 
-    x [rows, hidden] and weight [hidden] share one dtype, which the result has as well; arithmetic is float32. The inputs
-    are left alone. Source: https://arxiv.org/abs/1910.07467
+    x [rows, hidden] and weight [hidden] share one dtype, which the result has as well; arithmetic is float32. The
+    inputs are left alone. Source: https://arxiv.org/abs/1910.07467
     """
     wide = x.float()
     mean = (wide * wide).mean(-1, keepdim=True)

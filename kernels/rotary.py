@@ -21,12 +21,12 @@ def rotate_and_store(
     k_cache, v_cache  [num_blocks, block_size, kv_heads, head_dim], written in place, in their own dtype
     slots      int64 [rows]: block · block_size + offset; a negative slot writes nothing
 
-    Result: [rows, heads, head_dim] of qkv's dtype. Arithmetic is float32. Source: https://arxiv.org/abs/2104.09864, in the
-    layout of Llama checkpoints, where value i turns with value i + head_dim/2.
+    Result: [rows, heads, head_dim] of qkv's dtype. Arithmetic is float32. Source: https://arxiv.org/abs/2104.09864,
+    in the layout of Llama checkpoints, where value i turns with value i + head_dim/2.
     """
     kv_heads, head_dim = k_cache.shape[-2:]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
-    query, key, value = qkv.view(len(qkv), -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    query, key, value = torch.split(qkv.view(len(qkv), -1, head_dim), [heads, kv_heads, kv_heads], dim=1)
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     live = slots >= 0
     at = slots[live]

@@ -25,11 +25,11 @@ class SampleParameters:
 def sample(scores: torch.Tensor, parameters: SampleParameters) -> torch.Tensor:
     """Draw a token id for each row of `scores`, float32 [rows, vocab], left alone. Result: int64 [rows] on the CPU.
 
-    In this order: divide by the temperature, keep the top_k best, of these keep the best until their probabilities reach
-    top_p, of these drop what is less probable than min_p times the best, and draw. Among equal scores the lower id is the
-    better. The draw is a race: the largest score + noise wins, with Gumbel noise that is a function of (seed, choice,
-    position, token id) alone, so a row's token does not depend on the batch, and dropping a token changes no other's noise.
-    Source of the race: https://arxiv.org/abs/1411.0030
+    In this order: divide by the temperature, keep the top_k best, of these keep the best until their probabilities
+    reach top_p, of these drop what is less probable than min_p times the best, and draw. Among equal scores the lower
+    id is the better. The draw is a race: the largest score + noise wins, with Gumbel noise that is a function of
+    (seed, choice, position, token id) alone, so a row's token does not depend on the batch, and dropping a token
+    changes no other's noise. Source of the race: https://arxiv.org/abs/1411.0030
     """
     rows = [_sample_row(scores[row], parameters, row) for row in range(len(scores))]
     return torch.tensor(rows, dtype=torch.int64)
@@ -52,13 +52,11 @@ def _sample_row(scores: torch.Tensor, parameters: SampleParameters, row: int) ->
         order = order[: int((before < top_p * weight.sum()).sum().clamp(min=1))]
     keep = weight[: len(order)] >= float(parameters.min_p[row])
     ids = order[keep].sort().values  # by id, so that the first of equal ones is the lower id
-    noise = gumbel(
-        int(parameters.seed[row]), int(parameters.choice[row]), int(parameters.position[row]), ids
-    )
+    noise = gumbel(int(parameters.seed[row]), int(parameters.choice[row]), int(parameters.position[row]), ids)
     return int(ids[(scaled[ids].double() + noise).argmax()])
 
 
 def gumbel(seed: int, choice: int, position: int, token_ids: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise, float64 [n], for int64 token_ids [n]. Always finite: the uniform behind it is never 0 or 1."""
+    """Standard Gumbel noise, float64 [n], for int64 token_ids [n]. Finite: the uniform behind it is never 0 or 1."""
     uniform = (token_words(seed, choice, position, token_ids).double() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform))

@@ -1,14 +1,14 @@
 """The answer to one request as it grows: engine outputs in, payloads of stream entries out.
 
-It counts tokens, detokenises, finds stop strings, keeps the order of `finished` entries and knows which one is terminal.
-It neither sends nor knows ids of entries.
+It counts tokens, detokenises, finds stop strings, keeps the order of `finished` entries and knows which one is
+terminal. It neither sends nor knows ids of entries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..clients.entries import encode, to_map, tokens_map
 from ..clients.events import ErrorInfo, Finished, Reason, Timing, TokenLogprobs, Usage
@@ -55,8 +55,7 @@ class AnswerChoice:
     kept_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
 
 
-@dataclass(frozen=True, slots=True)
-class Fed:
+class Fed(NamedTuple):
     """What one engine output has become."""
 
     payload: bytes | None = None  # an entry to write

@@ -135,7 +135,7 @@ def _begin_or_leave(facts: Facts, rules: Rules) -> Decision:
         message = "begun with another model, which no worker of this queue has had for minutes"
         refusal = Refusal("error", "unsupported", message)
     if charged >= rules.max_attempts:
-        refusal = Refusal("error", EXHAUSTED, f"{charged} attempts ended without a token")
+        refusal = Refusal("error", EXHAUSTED, f"given up after {charged} charged attempts")
     return Begin(
         attempt_ms=max(facts.now_ms, history.newest_ms + 1),
         number=len(history.attempts) + 1,

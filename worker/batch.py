@@ -27,9 +27,13 @@ class Batch:
         self._commands.append(command)
         self._handlers.append(handler)
 
-    def send(self, link: Link) -> set[str]:
-        """Send all, handle all outcomes. Returns the codes of those that failed."""
-        outcomes = link.exchange(self._commands)
+    def send(self, link: Link) -> None:
+        """Send all commands; `finish` must follow."""
+        link.start(self._commands)
+
+    def finish(self, link: Link) -> set[str]:
+        """Read all replies and handle all outcomes. Returns the codes of those that failed."""
+        outcomes = link.finish(len(self._commands))
         for handler, outcome in zip(self._handlers, outcomes, strict=True):
             handler(outcome)
         return {outcome.code for outcome in outcomes if isinstance(outcome, Failed)}

@@ -151,13 +151,13 @@ class Beginner:
     def _may_begin(self, held: Held) -> bool:
         """Whether a request may be begun beside those that are. One to be run alone goes before all others."""
         memory = self._context.memory
-        if not self._context.leases.may_begin(held.ref, time.monotonic()):
+        if not self._context.leases.may_begin(held.lease, time.monotonic()):
             return False
         begun = [each for each in memory.at(*BEGUN) if each is not held]
         if held.alone:
             return not begun
         alone_runs = any(each.alone and not _has_settled(each) for each in begun)
-        alone_waits = any(each.alone for each in memory if each.stage in {Stage.WAIT, Stage.READ, Stage.ASK})
+        alone_waits = any(each.stage in {Stage.WAIT, Stage.READ, Stage.ASK} for each in memory.alone())
         return not alone_runs and not alone_waits
 
     def advance(self) -> None:
@@ -170,8 +170,8 @@ class Beginner:
     def is_closed(self) -> bool:
         """Whether nothing may be begun at present, so that nothing should be taken either."""
         return any(
-            each.alone and (each.stage is Stage.WAIT or (each.stage in BEGUN and not _has_settled(each)))
-            for each in self._context.memory
+            each.stage is Stage.WAIT or (each.stage in BEGUN and not _has_settled(each))
+            for each in self._context.memory.alone()
         )
 
 

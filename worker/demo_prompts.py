@@ -40,7 +40,7 @@ def demo_prompts(own: Sequence[str] = ()) -> tuple[DemoPrompt, ...]:
         _story("two choices", "One day, a small robot found", seed=1, n=2),
         _chat("chat", "Tell me a story about a cat.", seed=3),
         _story("sampled", "In the middle of the forest", seed=2),
-        _endless("to be cancelled", "The sea was", after=50, seed=5),
+        _endless("to cancel", "The sea was", after=50, seed=5),
         # These begin as the chat above does, and come when the cache knows its beginning.
         _chat("채팅", "고양이 이야기를 들려줘.", delay_s=0.3, seed=4),
         _chat("poem", "Write a short poem.", delay_s=0.3, temperature=0.0),

@@ -199,7 +199,7 @@ def describe(track: Track) -> str:
     """Where a request stands, in a few words."""
     if track.num_tokens:
         ended = f"{track.reason}, " if track.reason is not None else ""
-        return f"{ended}{track.num_tokens} tokens"
+        return f"{ended}{track.num_tokens} token{'' if track.num_tokens == 1 else 's'}"
     return "to come" if track.sent_s is None else "queued" if track.started_s is None else "begun"
 
 

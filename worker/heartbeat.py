@@ -13,7 +13,7 @@ from .lua import Args
 
 
 class Heartbeat:
-    """Makes the command that writes the hash. Called on the lease thread: knows the engine from the loop's snapshots only."""
+    """Makes the command that writes the hash. Called on the lease thread: knows the engine by the loop's snapshots."""
 
     def __init__(self, context: Context, drain: Drain) -> None:
         self._context = context

@@ -14,7 +14,7 @@ from ..clients.payload import Kind
 from .answer import Answer
 from .attempt import Begin
 from .history import History, RawEntry
-from .lease import Leases
+from .lease import Lease, Leases
 from .writer import Writer
 
 
@@ -55,6 +55,7 @@ class Held:
 
     ref: JobRef
     stage: Stage
+    lease: Lease = field(default_factory=lambda: Lease(0.0))  # set when memory takes it
     request_id: str | None = None  # None: the entry has no valid id
     kind: Kind = "d"
     payload: bytes = b""
@@ -101,12 +102,12 @@ def new_held(ref: JobRef, pairs: list[bytes] | None) -> Held:
     except InvalidEntryError as error:
         kind: Kind = "json" if error.kind == "json" else "d"
         payload = fields.get(b"json" if kind == "json" else b"job", b"")
-        held = Held(ref, Stage.READ, error.id, kind, payload, failure=error)
+        held = Held(ref, Stage.READ, request_id=error.id, kind=kind, payload=payload, failure=error)
         if error.id is None:
             held.stage = Stage.ACKNOWLEDGE
             held.dead = ErrorInfo(error.code, error.message, error.param)
         return held
-    return Held(ref, Stage.DECODE, entry.id, entry.kind, entry.payload, entry.fp)
+    return Held(ref, Stage.DECODE, request_id=entry.id, kind=entry.kind, payload=entry.payload, fp=entry.fp)
 
 
 def _twice(pairs: list[bytes], request_id: str, kind: Kind) -> InvalidEntryError:
@@ -125,7 +126,7 @@ class Memory:
     def add(self, held: Held, since_s: float) -> None:
         """Hold an entry given to this worker by a command that was sent at `since_s` (monotonic)."""
         self._held[held.ref] = held
-        self._leases.hold(held.ref, since_s)
+        held.lease = self._leases.hold(held.ref, since_s)
 
     def drop(self, held: Held) -> None:
         """Hold it no longer."""
@@ -152,3 +153,7 @@ class Memory:
     def at(self, *stages: Stage) -> list[Held]:
         """The entries in these stages."""
         return [held for held in self._held.values() if held.stage in stages]
+
+    def alone(self) -> list[Held]:
+        """The entries that must be run apart from all others."""
+        return [held for held in self._held.values() if held.alone]

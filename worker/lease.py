@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..clients.events import JobRef
@@ -25,9 +25,9 @@ from .options import WorkerSettings
 _IDS_PER_SCRIPT = 100  # a script holds the server for as long as it runs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lease:
-    """What is known of one entry's lease."""
+    """What is known of one entry's lease. The renewal thread changes it, and each field is right by itself."""
 
     since_s: float  # monotonic time at which the command was sent that last showed the entry to be ours
     renewals: int = 0
@@ -44,23 +44,17 @@ class Leases:
         self._progress_s = time.monotonic()
         self.rounds = 0  # renewals done, for those who do something after each
 
-    def hold(self, ref: JobRef, since_s: float) -> None:
+    def hold(self, ref: JobRef, since_s: float) -> Lease:
         """Hold an entry that a command sent at `since_s` (monotonic) has given to this worker."""
+        lease = Lease(since_s)
         with self._lock:
-            self._leases[ref] = Lease(since_s)
+            self._leases[ref] = lease
+        return lease
 
     def release(self, ref: JobRef) -> None:
         """Hold it no longer."""
         with self._lock:
             self._leases.pop(ref, None)
-
-    def of(self, ref: JobRef) -> Lease:
-        """The lease of a held entry. Raises KeyError."""
-        return self._leases[ref]
-
-    def __contains__(self, ref: object) -> bool:
-        """Whether an entry is held."""
-        return ref in self._leases
 
     def __len__(self) -> int:
         """Number of entries held."""
@@ -71,14 +65,12 @@ class Leases:
         with self._lock:
             return list(self._leases)
 
-    def may_publish(self, ref: JobRef, now_s: float) -> bool:
+    def may_publish(self, lease: Lease, now_s: float) -> bool:
         """Whether the last renewal that was due has been seen to succeed."""
-        lease = self._leases[ref]
         return not lease.lost and now_s - lease.since_s < self._settings.missed_after_s
 
-    def may_begin(self, ref: JobRef, now_s: float) -> bool:
+    def may_begin(self, lease: Lease, now_s: float) -> bool:
         """Whether the lease has not run out since the entry was last seen to be ours."""
-        lease = self._leases[ref]
         return not lease.lost and now_s - lease.since_s < self._settings.lease_s
 
     def renewed(self, refs: list[JobRef], mine: list[bool], sent_s: float) -> None:
@@ -89,9 +81,10 @@ class Leases:
                 if lease is None or lease.since_s > sent_s:  # let go meanwhile, or taken anew after this was sent
                     continue
                 if is_mine:
-                    self._leases[ref] = Lease(sent_s, lease.renewals + 1)
+                    lease.since_s = sent_s
+                    lease.renewals += 1
                 else:
-                    self._leases[ref] = replace(lease, lost=True)
+                    lease.lost = True
 
     def progress(self) -> None:
         """The step loop: I am alive and get on."""

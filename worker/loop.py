@@ -1,17 +1,18 @@
 """The step loop: one thread that publishes, takes, plans and steps, turn after turn.
 
-    turn:  follow signals ─ lease news ─ prepared ─ exchange (a few round trips) ─ watch ─ step ─ publish
-                                                                                     └─ or wait, if idle
+    turn:  follow signals ─ lease news ─ prepared ─ send ─ step ─ take the replies ─ publish ─ watch
+                                                    idle:  a few round trips ─ wait
 
-Everything for the server goes into one pipeline a round trip. A turn beside a running engine takes one round trip, and
-a few more only for entries that are being begun, so that a new request does not wait for a step at each of its stages.
+Everything for the server goes into one pipeline, which the server works on while the engine computes the next step. In
+between there are round trips only for entries that are being begun, so that a new request does not wait for a step at
+each of its stages.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .batch import Batch
 from .begin import Beginner
@@ -19,17 +20,16 @@ from .connection import AGAIN, Link
 from .context import Context
 from .control import Control
 from .drain import Drain
-from .held import BEFORE_START, Held, Stage
+from .held import BEFORE_START, Stage
 from .inbox import Inbox
 from .outbox import Outbox
-from .prepare import PreparePool
 from .running import Running
-from .start import Starter
+from .settle import Settler
 from .waiter import Waiter
-from .writer import WriterState
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..engine.types import StepOutput
 
 _MOST_ROUNDS = 8
 _SHORT_WAIT_S = 0.01
@@ -45,11 +45,10 @@ class Parts:
     inbox: Inbox
     outbox: Outbox
     beginner: Beginner
-    starter: Starter
     running: Running
+    settler: Settler
     waiter: Waiter
     drain: Drain
-    pool: PreparePool[Any]
 
 
 class Loop:
@@ -63,13 +62,11 @@ class Loop:
         self._inbox = parts.inbox
         self._outbox = parts.outbox
         self._beginner = parts.beginner
-        self._starter = parts.starter
         self._running = parts.running
+        self._settler = parts.settler
         self._waiter = parts.waiter
         self._drain = parts.drain
-        self._pool = parts.pool
         self._generation = link.generation
-        self._renewals = 0
         self._num_engine_errors = 0
         self._stats_s = 0.0
 
@@ -90,7 +87,7 @@ class Loop:
         if (now_s := time.monotonic()) - self._stats_s > _STATS_EVERY_S:
             self._stats_s = now_s
             self._context.stats = self._engine.stats()
-        if not self._engine.has_work or self._outbox.is_blocked or not self._link.is_connected:
+        if not self._may_step:
             self._context.leases.progress()  # nothing can be computed, which is no stall of the engine
         self._drain.follow()
         if self._drain.is_on:
@@ -98,33 +95,65 @@ class Loop:
         else:
             self._waiter.poll()
             self._hand_back_surplus()
-        self._lease_news()
-        self._take_prepared()
+        self._settler.lease_news()
+        self._settler.take_prepared()
         self._beginner.advance()
-        self._exchange()
-        self._running.watch()
-        if not self._engine.has_work or self._outbox.is_blocked or not self._link.is_connected:
-            self._wait()
+        if self._may_step:
+            batch = self._send()
+            output = self._step()
+            self._finish(batch)
+            if output is not None:
+                self._running.publish(output)
+            if self._context.memory.at(*_BEGINNING) or not self._engine.has_work:
+                self._exchange(first=False)
         else:
-            self._step()
+            self._exchange(first=True)
+            if not self._may_step:
+                self._wait()
+        self._running.watch()
+
+    @property
+    def _may_step(self) -> bool:
+        """Whether there is something to compute, and what comes of it can be told."""
+        return self._engine.has_work and not self._outbox.is_blocked and self._link.is_connected
 
     # --- the server ---------------------------------------------------------------------------------------------------
 
-    def _exchange(self) -> None:
-        for number in range(_MOST_ROUNDS):
+    def _send(self) -> Batch | None:
+        """Send what there is to send; the server works on it while the engine computes."""
+        if not self._link.ensure():
+            return None
+        if self._link.generation != self._generation:
+            self._new_connection()
+        batch = Batch()
+        self._collect(batch, first=True)
+        batch.send(self._link)
+        return batch
+
+    def _finish(self, batch: Batch | None) -> bool:
+        """Take the replies. Whether the server has taken everything."""
+        if batch is None:
+            return False
+        codes = batch.finish(self._link)
+        self._outbox.sent()
+        self._context.reconcile = self._context.reconcile or bool(codes - {"NOGROUP", "NOSCRIPT", "BUSYGROUP"})
+        self._settler.settle()
+        return not codes & AGAIN
+
+    def _exchange(self, *, first: bool) -> None:
+        """Round trips until nothing is left to send, or nothing of which a step need not wait."""
+        for _ in range(_MOST_ROUNDS):
             if not self._link.ensure():
                 return
             if self._link.generation != self._generation:
                 self._new_connection()
             batch = Batch()
-            self._collect(batch, first=number == 0)
+            self._collect(batch, first=first)
             if not len(batch):
                 return
-            codes = batch.send(self._link)
-            self._outbox.failed(codes)
-            self._context.reconcile = self._context.reconcile or bool(codes - {"NOGROUP", "NOSCRIPT", "BUSYGROUP"})
-            self._settle()
-            if codes & AGAIN or (self._engine.has_work and not self._context.memory.at(*_BEGINNING)):
+            first = False
+            batch.send(self._link)
+            if not self._finish(batch) or (self._engine.has_work and not self._context.memory.at(*_BEGINNING)):
                 return
 
     def _new_connection(self) -> None:
@@ -140,7 +169,8 @@ class Loop:
         if first and self._inbox.groups_missing:
             self._inbox.collect_groups(batch)
         if not self._outbox.is_blocked:
-            self._beginner.collect(batch)
+            if not self._drain.is_on:
+                self._beginner.collect(batch)
             self._inbox.collect_own(batch)
         room = self._room()
         if room > 0:
@@ -164,81 +194,20 @@ class Loop:
         for held in fresh[max(len(fresh) - surplus, 0) :] if surplus > 0 else ():
             held.stage = Stage.HAND_BACK
 
-    # --- what replies have changed ------------------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        for held in self._context.memory:
-            channel = held.channel
-            if channel is None:
-                continue
-            writer = channel.writer
-            if writer.state is not WriterState.OPEN:
-                self._lost(held, writer.state, writer.error)
-            elif held.stage is Stage.START and writer.begun:
-                self._starter.started(held)
-            elif held.stage is Stage.END and writer.complete:
-                self._complete(held)
-
-    def _complete(self, held: Held) -> None:
-        if held.released:
-            held.stage = Stage.HAND_BACK
-            return
-        self._context.counters.finished += 1
-        self._outbox.acknowledge(held, held.dead)
-
-    def _lost(self, held: Held, state: WriterState, error: str) -> None:
-        counters, log = self._context.counters, self._context.log
-        if state is WriterState.FENCED:
-            counters.fenced += 1
-            log.warning("fenced: another attempt goes on", request=held.request_id)
-            self._running.drop(held)
-            self._context.reconcile = True  # if the entry is still this worker's, it is begun anew
-        elif state is WriterState.GONE:
-            counters.gone += 1
-            log.warning("the stream is gone", request=held.request_id)
-            self._running.stop(held)
-            held.channel = None
-            self._outbox.acknowledge(held)
-        else:
-            counters.broken += 1
-            log.error("cannot be written: left pending", request=held.request_id, error=error)
-            self._context.leave_alone(held.ref, self._context.settings.lease_s)
-            self._running.drop(held)
-
-    def _lease_news(self) -> None:
-        leases = self._context.leases
-        if leases.rounds != self._renewals:
-            self._renewals = leases.rounds
-            self._context.reconcile = True
-        for held in self._context.memory:
-            if leases.of(held.ref).lost:
-                self._context.counters.lost_leases += 1
-                self._context.log.warning("lost the lease", request=held.request_id, job=held.ref.entry_id)
-                self._running.drop(held)
-
-    def _take_prepared(self) -> None:
-        for result in self._pool.done():
-            held = result.ticket
-            if isinstance(held, Held) and self._context.memory.has(held):
-                if held.stage is Stage.DECODE:
-                    self._beginner.decoded(held, result)
-                elif held.stage is Stage.PREPARE:
-                    self._starter.prepared(held, result)
-
     # --- the engine ---------------------------------------------------------------------------------------------------
 
-    def _step(self) -> None:
+    def _step(self) -> StepOutput | None:
         try:
             output = self._engine.step()
         except Exception as error:  # noqa: BLE001  whatever the model raises, its requests go to another worker
             self._engine_failed(error)
-            return
+            return None
         self._num_engine_errors = 0
-        self._running.publish(output)
         if output.scheduled:
             self._context.leases.progress()
         else:
             self._control.wait(_SHORT_WAIT_S)  # nothing can run; renewals end if that lasts beyond the watchdog
+        return output
 
     def _engine_failed(self, error: Exception) -> None:
         self._num_engine_errors += 1

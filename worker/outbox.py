@@ -14,7 +14,7 @@ from typing import Any
 from ..clients.events import ErrorInfo
 from . import lua
 from .batch import Batch
-from .connection import AGAIN, Failed
+from .connection import Failed
 from .context import Context
 from .held import Channel, Held, Stage
 from .writer import Append, Entry, WriterState
@@ -33,6 +33,7 @@ class Outbox:
         self._kept: deque[tuple[float, Channel]] = deque()  # ended ones, until a lease after their end (monotonic)
         self._pause_s = 0.0
         self._not_before_s = 0.0
+        self._refused = False  # the server did not take a write of the pipeline whose outcomes come in
         self.out_of_memory = False  # the server refused a write for want of memory, and none has gone through since
 
     # --- what there is to write ---------------------------------------------------------------------------------------
@@ -52,8 +53,8 @@ class Outbox:
         ttl_ms = 0
         if terminal:
             ttl_ms = int(settings.result_ttl_s * 1000)
-        elif (renewals := self._context.leases.of(held.ref).renewals) != channel.renewals:
-            channel.renewals = renewals
+        elif held.lease.renewals != channel.renewals:
+            channel.renewals = held.lease.renewals
             ttl_ms = int(settings.queue_ttl_s * 1000)
         channel.writer.add(Entry(payload, ttl_ms, clears_flag=terminal, num_tokens=num_tokens))
         if terminal:
@@ -99,7 +100,7 @@ class Outbox:
         if verified:
             self._collect_last(batch)
         if not len(batch):
-            self._pause_s = 0.0  # nothing is held up
+            self._pause_s, self.out_of_memory = 0.0, False  # nothing is held up
 
     def _collect_writes(self, batch: Batch, channel: Channel, held: Held | None, now_s: float) -> None:
         writer = channel.writer
@@ -115,30 +116,34 @@ class Outbox:
     def _may_write(self, held: Held, now_s: float) -> bool:
         leases = self._context.leases
         if held.stage is Stage.START:
-            return leases.may_begin(held.ref, now_s)
-        return leases.may_publish(held.ref, now_s)
+            return leases.may_begin(held.lease, now_s)
+        return leases.may_publish(held.lease, now_s)
 
     def _appended(self, channel: Channel, append: Append, outcome: Any) -> None:
-        if isinstance(outcome, Failed):
-            if outcome.code == "OOM":
-                self.out_of_memory = True
-        else:
-            self.out_of_memory = False
-            if outcome[0] == 1:
-                channel.flag_seen_s = time.monotonic()
+        if self._note(outcome) and outcome[0] == 1:
+            channel.flag_seen_s = time.monotonic()
         if append.again:
             self._context.counters.resent += 1
         channel.writer.reply(append.seq, outcome)
 
-    def failed(self, codes: set[str]) -> None:
-        """Take the codes that the commands of a pipeline failed with; after some of them, writing pauses."""
-        if codes & (AGAIN - {"NOSCRIPT"}):
+    def _note(self, outcome: Any) -> bool:
+        """Remember what the outcome of a write says of the server. Whether there is a result."""
+        if not isinstance(outcome, Failed):
+            self.out_of_memory = False
+            self._pause_s = 0.0
+            return True
+        self.out_of_memory = self.out_of_memory or outcome.code == "OOM"
+        # A lost connection has a pause of its own, and a missing script is loaded at once.
+        self._refused = self._refused or (outcome.again and outcome.code not in {"LOST", "NOSCRIPT"})
+        return False
+
+    def sent(self) -> None:
+        """All outcomes of a pipeline are in: after writes that the server did not take, pause."""
+        if self._refused:
+            self._refused = False
             self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             self._not_before_s = time.monotonic() + self._pause_s
-        else:
-            self._pause_s = 0.0
-        if "OOM" in codes:
-            self._context.counters.out_of_memory += 1
+            self._context.counters.out_of_memory += self.out_of_memory
 
     # --- the end of an entry ------------------------------------------------------------------------------------------
 
@@ -183,7 +188,7 @@ class Outbox:
 
     def _put_off(self, held: Held, outcome: Any) -> bool:
         """Whether an outcome is none. After an error that does not pass the entry is left pending."""
-        if not isinstance(outcome, Failed):
+        if self._note(outcome):
             return False
         if not outcome.again:
             log = self._context.log
@@ -194,7 +199,9 @@ class Outbox:
 
     def _done(self, held: Held) -> None:
         if held.channel is not None and held.channel.writer.state is WriterState.OPEN:
-            self._kept.append((time.monotonic() + self._context.settings.lease_s, held.channel))
+            settings = self._context.settings
+            keep_s = min(settings.lease_s, settings.result_ttl_s)  # what has expired by itself is not written again
+            self._kept.append((time.monotonic() + keep_s, held.channel))
         self._context.memory.drop(held)
 
     def acknowledge(self, held: Held, dead: ErrorInfo | None = None) -> None:
@@ -210,9 +217,10 @@ def _channel(held: Held) -> Channel:
 
 
 def _command(channel: Channel, append: Append) -> lua.Args:
-    entry = append.entry
-    args = (
-        *(append.previous_id, append.entry_id, channel.writer.field, entry.payload),
-        *(entry.ttl_ms, b"1" if entry.clears_flag else b"0"),
+    """The compare-and-append of one entry. Written out, since it is made once for every token."""
+    _, previous_id, entry_id, entry, _ = append
+    clears = b"1" if entry.clears_flag else b"0"
+    return (
+        *(b"EVALSHA", lua.APPEND.sha, 2, channel.out, channel.cancel),
+        *(previous_id, entry_id, channel.writer.field, entry.payload, entry.ttl_ms, clears),
     )
-    return lua.call(lua.APPEND, (channel.out, channel.cancel), args)

@@ -98,10 +98,11 @@ class PreparePool(Generic[T]):
     def _run(self) -> None:
         while (job := self._waiting.get()) is not None:
             job.started_s = time.monotonic()
+            result: Prepared[T]
             try:
                 result = Prepared(job.ticket, job.work())
             except Exception as error:  # noqa: BLE001  whatever a tokenizer raises is the request's, not the thread's
-                result = Prepared[T](job.ticket, error=error)
+                result = Prepared(job.ticket, error=error)
             if job.given_up:
                 return
             self._results.put(result)

@@ -32,6 +32,7 @@ from .outbox import Outbox
 from .prepare import PreparePool
 from .running import Running
 from .server_check import check_server
+from .settle import Settler
 from .start import Starter
 from .waiter import Waiter
 
@@ -138,7 +139,8 @@ class Service:
             heartbeat=self._heartbeat.command,
             wake=control.wake,
         )
-        parts = Parts(inbox, outbox, beginner, starter, running, waiter, self.drain, self._pool)
+        settler = Settler(context, outbox=outbox, beginner=beginner, starter=starter, running=running, pool=self._pool)
+        parts = Parts(inbox, outbox, beginner, running, settler, waiter, self.drain)
         self.loop = Loop(context, engine, control, self._links.writing, parts)
 
     def start(self) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-from redis.exceptions import RedisError
-
 from .connection import Failed, Link
 from .control import Control
 from .errors import LinkError
@@ -57,8 +55,7 @@ class Waiter:
         self._sent_s = None
         try:
             outcome = self._link.read()
-        except (RedisError, OSError) as error:
-            self._link.close()
+        except LinkError as error:
             outcome = Failed("LOST", str(error))
         self._inbox.blocking_taken(outcome, sent_s)
 

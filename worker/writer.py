@@ -10,9 +10,8 @@ right, because the server compares before it appends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from .connection import Failed
 
@@ -26,8 +25,7 @@ class WriterState(Enum):
     BROKEN = "broken"  # an error that does not pass: drop, leave the entry pending
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry as it is sent, and sent again, byte for byte."""
 
     payload: bytes
@@ -36,8 +34,7 @@ class Entry:
     num_tokens: int = 0  # tokens that it settles
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """One compare-and-append to send."""
 
     seq: int
@@ -61,7 +58,7 @@ class Writer:
         self.state = WriterState.OPEN
         self.ended = False  # the last entry of the chain is the last that this attempt will write
         self.cancelled = False  # a reply has shown the cancel flag
-        self.probing = False  # the connection is new: the last entry has been sent again, its reply is not in
+        self._probing = False  # the connection is new: the last entry is to be sent again, or its reply is not in
         self.error = ""  # of BROKEN
         self._claim: int | None = None  # the server says that the newest entry is this one of ours: to be verified
 
@@ -84,6 +81,11 @@ class Writer:
         return self.state is WriterState.OPEN and self.ended and self.confirmed == len(self.entries)
 
     @property
+    def probing(self) -> bool:
+        """Whether it is open, after a new connection, what of this chain the server has."""
+        return self._probing and self.state is WriterState.OPEN
+
+    @property
     def must_verify(self) -> bool:
         """Whether `started` is to be read back, to see whether entries with this attempt's ids are really its own."""
         return self._claim is not None and self.state is WriterState.OPEN
@@ -91,7 +93,11 @@ class Writer:
     @property
     def has_due(self) -> bool:
         """Whether `due` would give anything."""
-        return self.sent < self._end and self.state is WriterState.OPEN and self._claim is None
+        return (
+            self.sent < (len(self.entries) if self.confirmed else 1)
+            and self.state is WriterState.OPEN
+            and (self._claim is None)
+        )
 
     @property
     def has_settled(self) -> bool:
@@ -108,10 +114,12 @@ class Writer:
         if not self.has_due:
             return []
         first, self.sent = self.sent, self._end
-        appends = [
-            Append(seq, self.id_of(seq - 1), self.id_of(seq), self.entries[seq], seq < self._tried)
-            for seq in range(first, self.sent)
-        ]
+        appends: list[Append] = []
+        previous_id = self.id_of(first - 1)
+        for seq in range(first, self.sent):
+            entry_id = b"%d-%d" % (self.attempt_ms, seq)
+            appends.append(Append(seq, previous_id, entry_id, self.entries[seq], seq < self._tried))
+            previous_id = entry_id
         self._tried = max(self._tried, self.sent)
         return appends
 
@@ -126,7 +134,7 @@ class Writer:
         if status == 1:
             self.confirmed = max(self.confirmed, seq + 1)
             self.cancelled = self.cancelled or detail == 1
-            self.probing = False
+            self._probing = False
         else:
             self._refused(bytes(detail))
 
@@ -144,7 +152,7 @@ class Writer:
         elif newest == self.base_id:
             # All of this attempt is gone (lost in a failover, or its stream of two leases has expired): from the start.
             self.confirmed = self.sent = 0
-            self.probing = False
+            self._probing = False
         else:
             self.state = WriterState.FENCED if newest else WriterState.GONE
 
@@ -168,7 +176,7 @@ class Writer:
                 self.error = f"{outcome.code} {outcome.message}"
             return
         claim, self._claim = self._claim, None
-        self.probing = False
+        self._probing = False
         if outcome and list(outcome[0][1]) != [self.field, self.entries[0].payload]:
             self.state = WriterState.FENCED
         elif outcome or self.begun:  # begun: it was seen in before, and someone has deleted it since
@@ -180,4 +188,4 @@ class Writer:
         """The connection is a new one: nothing is in flight, and the last entry known to be in is to be sent again."""
         if self.state is WriterState.OPEN and self.entries:
             self.sent = max(self.confirmed - 1, 0)
-            self.probing = True
+            self._probing = True

@@ -1,6 +1,7 @@
 """A decoder of the Llama family: norm, attention, norm, gated feed-forward, each added to a residual.
 
-Source of the layout: https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2407.21783 (scaling of the rotary frequencies)
+Source of the layout: https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2407.21783 (scaling of the rotary
+frequencies)
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Decoder:
             gated = ops.silu_mul(ops.linear(normed, layer.gate_up, layer.gate_up_bias))
             last = number + 1 == len(weights.layers)
             next_norm = weights.final_norm if last else weights.layers[number + 1].input_norm
-            normed, residual = ops.add_rms_norm(ops.linear(gated, layer.down, layer.down_bias), residual, next_norm, eps)
+            normed, residual = ops.add_rms_norm(
+                ops.linear(gated, layer.down, layer.down_bias), residual, next_norm, eps
+            )
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -55,9 +58,7 @@ class Decoder:
         ops = self.ops
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
         query = ops.rotate_and_store(qkv, batch.positions, self.cos_sin, keys, values, batch.slots)
-        seen = ops.paged_attention(
-            query, keys, values, batch.block_table, batch.query_start, batch.kv_len, self.config.scale
-        )
+        seen = ops.paged_attention(query, keys, values, batch.paging, self.config.scale)
         return ops.linear(seen.view(len(x), -1), layer.out, layer.out_bias)
 
 

@@ -1,8 +1,8 @@
 """Compiles the C++ sources once per machine and keeps the library in a cache.
 
-The cache's key covers the sources, the compiler and the CPU's features, because the code is compiled for exactly this CPU and
-a home directory may be shared between machines. Files are written under a name of their own and renamed, so that several
-processes may build at once.
+The cache's key covers the sources, the compiler and the CPU's features, because the code is compiled for exactly this
+CPU and a home directory may be shared between machines. Files are written under a name of their own and renamed, so
+that several processes may build at once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,24 @@ UNITS = ("paged_attention.cpp", "elementwise.cpp", "sample.cpp")
 SHARED = ("simd.cpp",)  # included by the units
 COMPILERS = ("g++", "clang++", "c++")
 # No contraction by the compiler: what is fused is written so, and every copy of a loop then rounds alike.
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", "-fPIC")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-Wno-psabi",
+    "-fPIC",
+)
 TIMEOUT_S = 120.0
 
 
 def library_path(environment: Mapping[str, str] | None = None) -> Path:
     """Give the path of the compiled library, building it first if the cache does not hold it.
 
-    `environment` (by default the process's) may name the cache with HEADRACE_CACHE_DIR or XDG_CACHE_HOME, and the compiler
-    with CXX.
+    `environment` (by default the process's) may name the cache with HEADRACE_CACHE_DIR or XDG_CACHE_HOME, and the
+    compiler with CXX.
 
     Raises:
         BuildError: there is no compiler, it fails, or the cache cannot be written.
@@ -66,7 +75,9 @@ def cpu_features() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next((" ".join(sorted(line.split(":")[1].split())) for line in lines if line.startswith(("flags", "Features"))), "")
+    return next(
+        (" ".join(sorted(line.split(":")[1].split())) for line in lines if line.startswith(("flags", "Features"))), ""
+    )
 
 
 def _key(compiler: str, sources: Mapping[str, bytes]) -> str:

@@ -1,7 +1,7 @@
 """The compiled library's functions, called with torch tensors.
 
-Each method has the signature and the meaning of the reference that it names. ctypes lets other Python threads run during a
-call.
+Each method has the signature and the meaning of the reference that it names. ctypes lets other Python threads run
+during a call.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from ..attention import Paging
 from ..sample import SampleParameters
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -90,9 +91,7 @@ class CpuLibrary:
         query: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        block_table: torch.Tensor,
-        query_start: torch.Tensor,
-        kv_len: torch.Tensor,
+        paging: Paging,
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
@@ -102,9 +101,9 @@ class CpuLibrary:
         rows, heads, head_dim = query.shape
         self._library.headrace_paged_attention(
             _at(query, query.dtype), _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), out.data_ptr(),
-            _at(block_table, torch.int32), _at(query_start, torch.int32), _at(kv_len, torch.int32),
-            rows, len(kv_len), block_table.shape[1], heads, k_cache.shape[2], head_dim, k_cache.shape[1], window,
-            scale, soft_cap, _is_bf16(query), _is_bf16(k_cache), torch.get_num_threads(),
+            _at(paging.block_table, torch.int32), _at(paging.query_start, torch.int32), _at(paging.kv_len, torch.int32),
+            rows, len(paging.kv_len), paging.block_table.shape[1], heads, k_cache.shape[2], head_dim, k_cache.shape[1],
+            window, scale, soft_cap, _is_bf16(query), _is_bf16(k_cache), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -122,8 +121,8 @@ class CpuLibrary:
         token_ids = torch.empty(len(scores), dtype=torch.int64)
         p = parameters
         self._library.headrace_sample(
-            _at(scores, torch.float32), _at(p.temperature, torch.float32), _at(p.top_k, torch.int32),
-            _at(p.top_p, torch.float32), _at(p.min_p, torch.float32), _at(p.seed, torch.int64), _at(p.choice, torch.int64),
+            _at(scores, torch.float32), _at(p.temperature, torch.float32), _at(p.top_k, torch.int32), _at(p.top_p,
+            torch.float32), _at(p.min_p, torch.float32), _at(p.seed, torch.int64), _at(p.choice, torch.int64),
             _at(p.position, torch.int64), token_ids.data_ptr(), len(scores), scores.shape[1], torch.get_num_threads(),
         )  # fmt: skip
         return token_ids
@@ -144,7 +143,9 @@ def _at(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
         return None
     if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
         layout = "contiguous" if tensor.is_contiguous() else "strided"
-        raise TypeError(f"expected a contiguous {dtype} tensor on the CPU, got a {layout} {tensor.dtype} on {tensor.device}")
+        raise TypeError(
+            f"expected a contiguous {dtype} tensor on the CPU, got a {layout} {tensor.dtype} on {tensor.device}"
+        )
     return tensor.data_ptr()
 
 

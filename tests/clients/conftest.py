@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from headrace.clients import Client, Keys, Policy
 from hypothesis import settings
 
+from headrace.clients import Client, Keys, Policy
 from tests.clients.hand_worker import HandWorker
 from tests.support.proxy import proxy_to  # noqa: F401  (a fixture)
 from tests.support.server import Server, redis_binary, start_server

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import redis
+
 from headrace.clients.entries import encode, format_id, parse_id, to_map
 from headrace.clients.events import (
     EntryId,

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import redis
+from redis import asyncio as aio
+
 from headrace.clients import (
     AsyncClient,
     AsyncHandle,
@@ -31,8 +33,6 @@ from headrace.clients import (
     WaitTimeoutError,
 )
 from headrace.clients.lua import APPEND
-from redis import asyncio as aio
-
 from tests.clients.hand_worker import HandWorker
 from tests.support.proxy import Proxy
 from tests.support.server import Server

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import redis
+
 from headrace.clients import CancelOutcome, Client, ConfigError, ConflictError, Finished, Keys, Policy, UnavailableError
 from headrace.clients.lua import APPEND, CANCEL
 from headrace.clients.payload import unpack
-
 from tests.clients.hand_worker import HandWorker
 from tests.support.proxy import Proxy
 from tests.support.server import Server

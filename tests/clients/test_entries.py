@@ -8,6 +8,9 @@ from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from headrace.clients import (
     ErrorInfo,
     Event,
@@ -24,8 +27,6 @@ from headrace.clients import (
 )
 from headrace.clients.entries import decode, encode, format_id, parse_id, to_map, tokens_map
 from headrace.clients.payload import pack
-from hypothesis import given
-from hypothesis import strategies as st
 
 FP = "ab" * 32
 EVENTS: list[tuple[Event, dict[str, Any]]] = [

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from headrace.clients import Keys
 from headrace.clients.job import decode_entry, decode_job
-
 from tests.clients.hand_worker import HandWorker
 from tests.support.server import Server, start_server
 

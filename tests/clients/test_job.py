@@ -7,12 +7,13 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from headrace.clients import InvalidEntryError, InvalidJobError, PayloadError
 from headrace.clients.job import Job, JobEntry, decode_entry, decode_job
 from headrace.clients.options import CHECKS
 from headrace.clients.payload import pack
-from hypothesis import given
-from hypothesis import strategies as st
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 CHAT = [{"role": "user", "content": "hi"}]

@@ -1,4 +1,5 @@
 import pytest
+
 from headrace.clients import ConfigError, Keys
 from headrace.clients.keys import is_valid_id
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import redis
-from headrace.clients import AsyncClient, Client, ConfigError, Keys, Policy, QueueFullError, ServerError
-from headrace.clients.link import told_apart
-from headrace.clients.steps import LostReplyError
-from headrace.worker.embedded import find_binary
 from redis import asyncio as aio
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from headrace.clients import AsyncClient, Client, ConfigError, Keys, Policy, QueueFullError, ServerError
+from headrace.clients.link import told_apart
+from headrace.clients.steps import LostReplyError
+from headrace.worker.embedded import find_binary
 from tests.clients.hand_worker import HandWorker
 from tests.support.server import Server, start_server
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgpack
 import pytest
-from headrace.clients import PayloadError
-from headrace.clients.payload import MAX_PAYLOAD_BYTES, pack, unpack
 from hypothesis import given
 from hypothesis import strategies as st
+
+from headrace.clients import PayloadError
+from headrace.clients.payload import MAX_PAYLOAD_BYTES, pack, unpack
 
 UNDECODABLE, INVALID = "payload_undecodable", "invalid_request"
 
@@ -98,6 +99,8 @@ def test_bytes_that_are_no_json(data: bytes) -> None:
         (b"\x81\xa1a\xa6\xed\xa0\xbd\xed\xb8\x80", "a"),  # a pair, but in UTF-8 that is two lone ones
         (b"\x81\xa1a\x81\xa3\xed\xa0\xbd\x01", "a"),
         (b"\x81\xa1a" + b"\x91" * 32 + b"\xc0", "a"),  # nesting
+        (b"\x81\xa1a" * 33 + b"\xc0", "a"),
+        (b"\x81\xa1a" + b"\x91" * 31 + b"\x80", "a"),
         (b"\x82\xa1b\x01\xa1a" + b"\x91" * 5000 + b"\xc0", "a"),
         (b"\x81\xa1a" + b"\x81\xa1a" * 200_000, "a"),
     ],
@@ -150,6 +153,7 @@ def test_what_stands_at_the_limits_is_taken() -> None:
     document = {"deep": deep, "low": -(2**63), "high": 2**64 - 1, "list": [2**64 - 1], "text": "😀\u0000", "none": None}
     assert unpack(pack(document, "d"), "d") == document
     assert unpack(pack(document, "json"), "json") == document
+    assert unpack(b"\x81\xa1a" * 32 + b"\xc0", "d")
     assert unpack(b' \n{"a":"\\ud83d\\ude00"}\t', "json") == {"a": "😀"}
     assert unpack(b"\x81\xd9\x01a\x01", "d") == {"a": 1}  # a longer header than needed is no fault
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import redis
+
 from headrace.clients import CancelOutcome, Finished, Keys, Policy, Queued
 from headrace.clients.entries import decode
 from headrace.clients.steps import Command, LostReplyError, Pause, RunScript, cancel, submit
 from headrace.clients.submission import build
-
 from tests.clients.hand_worker import HandWorker
 
 JOB = build({"prompt": "Hello"}, "a")
@@ -33,11 +33,25 @@ class Party:
         self.over = False
         self.lost = 0
 
-    def advance(self) -> None:
+    def advance(self, reply: Any = None) -> None:
+        """The next command; `reply` takes the place of the server's, an error that of any."""
         try:
-            self._step = self._answer()
+            if isinstance(reply, LostReplyError):
+                self._step = self._steps.throw(reply)
+            else:
+                self._step = self._answer() if reply is None else self._steps.send(reply)
         except StopIteration as stop:
             self.result, self.over = stop.value, True
+
+    @property
+    def next_command(self) -> str:
+        if isinstance(self._step, Command):
+            return str(self._step.args[0])
+        return self._step.script.name if isinstance(self._step, RunScript) else "pause"
+
+    def until(self, name: str) -> None:
+        while self.next_command != name:
+            self.advance()
 
     def _answer(self) -> Any:
         if isinstance(self._step, Pause):
@@ -56,6 +70,46 @@ class Party:
         if isinstance(step, Command):
             return self._raw.execute_command(*step.args)
         return self._raw.eval(step.script.source, len(step.keys), *step.keys, *step.args)
+
+
+@pytest.fixture
+def two(raw: redis.Redis, keys: Keys) -> tuple[Party, Party]:
+    """Two calls for the same request, of which none loses a reply by chance."""
+    calls = [Party(submit(JOB, keys, POLICY), raw, random.Random(0)) for _ in range(2)]
+    for call in calls:
+        call.lost = 99
+        call.until("TIME")
+    return calls[0], calls[1]
+
+
+def test_in_the_same_millisecond_only_one_call_is_the_one(
+    two: tuple[Party, Party], raw: redis.Redis, keys: Keys
+) -> None:
+    now = raw.time()
+    for call in two:
+        call.advance(now)
+        assert call.next_command == "append"
+    for call in two:
+        while not call.over:
+            call.advance()
+    assert [call.result for call in two] == [True, False]
+    assert raw.xlen(keys.jobs()) == 1
+
+
+def test_what_a_call_has_tried_in_vain_is_not_what_is_there(
+    two: tuple[Party, Party], raw: redis.Redis, keys: Keys
+) -> None:
+    first, second = two
+    first.until("append")
+    first.advance(LostReplyError("lost on the way there"))
+    seconds, micros = raw.time()
+    second.advance((seconds + 1, micros))  # for it, it is another millisecond
+    while not second.over:
+        second.advance()
+    while not first.over:
+        first.advance()
+    assert (first.result, second.result) == (False, True)
+    assert raw.xlen(keys.jobs()) == 1
 
 
 @pytest.mark.parametrize("seed", range(60))

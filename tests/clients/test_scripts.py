@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import redis
+
 from headrace.clients.keys import Keys
 from headrace.clients.lua import APPEND, CANCEL
 from headrace.clients.payload import pack
-
 from tests.support.server import Server
 
 KEYS = Keys("scripts", "q")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+
 from headrace.clients import (
     ChangedError,
     Client,
@@ -28,7 +29,6 @@ from headrace.clients import (
     WaitTimeoutError,
 )
 from headrace.clients.lua import APPEND
-
 from tests.clients.hand_worker import HandWorker
 from tests.support.proxy import Proxy
 from tests.support.server import Server
@@ -487,6 +487,26 @@ def test_an_end_that_was_lost_with_its_worker_is_an_error(
         with pytest.raises(RewoundError) as caught:
             next(stream)
         assert (caught.value.expected, caught.value.found) == (6, 3)
+
+
+def test_after_a_reconnect_it_is_looked_whether_the_last_entry_is_still_there(
+    server: Server, proxy_to: Callable[..., Proxy], raw: redis.Redis, keys: Keys, work: Callable[..., HandWorker]
+) -> None:
+    worker = work("a")
+    worker.start()
+    worker.tokens("abc")
+    worker.release()
+    proxy = proxy_to(server)
+    with Client(proxy.url, prefix=keys.prefix, queue=keys.queue) as client, client.stream("a", timeout_s=5) as stream:
+        assert len([next(stream) for _ in range(3)]) == 3
+        proxy.refuse()
+        LostEnd(raw, keys).lose(1)  # `released`: the counts alone would not tell
+        other = work("a", fp="f" * 64)
+        other.newest, other.count = worker.newest.replace("-2", "-1"), 3
+        other.start()
+        proxy.accept()
+        with pytest.raises(RewoundError, match="no longer there"):
+            next(stream)
 
 
 def test_streams_give_their_connections_back(server: Server, keys: Keys, finished: HandWorker) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+
 from headrace.clients import (
     Client,
     ConfigError,
@@ -28,7 +29,6 @@ from headrace.clients.job import decode_entry, decode_job
 from headrace.clients.lua import APPEND
 from headrace.clients.payload import unpack
 from headrace.clients.submission import build
-
 from tests.clients.hand_worker import HandWorker
 from tests.support.proxy import Proxy
 from tests.support.server import Server
@@ -198,6 +198,15 @@ def test_a_queued_without_its_job_gets_it_after_ten_seconds(
     assert client.submit("Hello", id="a").added is added
     assert len(jobs_of(raw, keys)) == int(added)
     assert raw.xlen(keys.out("a")) == 1
+
+
+def test_a_queued_of_old_whose_request_has_begun_gets_no_second_job(
+    client: Client, raw: redis.Redis, keys: Keys, work: Callable[..., HandWorker]
+) -> None:
+    write_queued(raw, keys, "a", build({"prompt": "Hello"}).fp, 10_500)
+    work("a").start()
+    assert not client.submit("Hello", id="a").added
+    assert not raw.exists(keys.jobs())
 
 
 # --- a full queue -----------------------------------------------------------------------------------------------------

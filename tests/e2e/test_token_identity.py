@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+
 from headrace.clients import Client
 from tests.support.demo_worker import DEMO_MODEL, DemoWorker, demo_worker
 from tests.support.server import Server

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.engine.chat import MAX_RENDERED_CHARS, ChatTemplateError
-from headrace.engine.chat_guard import ChatGuard, is_control
-from headrace.engine.tokenizer import ModelTokenizer, load_tokenizer
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from headrace.engine.chat import MAX_RENDERED_CHARS, ChatTemplateError
+from headrace.engine.chat_guard import MAX_EDGES_READ, CallerText, ChatGuard, is_control
+from headrace.engine.tokenizer import ModelTokenizer, load_tokenizer
+from headrace.engine.types import RequestRefusedError
 from tests.support import chat_templates
 from tests.support import tokenizer_zoo as zoo
 
@@ -201,7 +202,7 @@ def test_text_that_only_normalises_to_a_control_token_is_text(tmp_path: Path) ->
 )
 def test_bad_messages_are_refused(messages: Any, match: str) -> None:
     template = "strict" if "robot" in str(messages) else "chatml"
-    with pytest.raises(ChatTemplateError, match=match) as refused:
+    with pytest.raises(RequestRefusedError, match=match) as refused:
         load(template).encode_chat(messages)
     assert (refused.value.code, refused.value.param) == ("invalid_request", "messages")
 
@@ -253,7 +254,18 @@ def test_which_added_tokens_are_control_tokens() -> None:
     assert is_control("<b>", False, "<b>{{ x }}</b>")
 
 
-@settings(max_examples=200, deadline=None)
+def test_a_flood_of_brackets_is_disguised_without_a_closer_look() -> None:
+    """It still gets the ids of plain text."""
+    tokenizer = load("chatml")
+    guard = ChatGuard(CONTROL, chat_templates.CHATML)
+    assert not guard.is_risky(CallerText("x" + "< " * MAX_EDGES_READ + "x"))
+    assert guard.is_risky(CallerText("x" + "< " * (MAX_EDGES_READ + 1) + "x"))
+    flood = user("x" + "< " * (MAX_EDGES_READ + 1) + "x")
+    ids = pretrained("chatml").apply_chat_template(flood, add_generation_prompt=True, return_dict=False)
+    assert tokenizer.encode_chat(flood) == ids
+
+
+@settings(max_examples=100, deadline=None)
 @given(text=evil_texts)
 def test_a_disguise_comes_off_without_a_trace(text: str) -> None:
     guard = ChatGuard(CONTROL, chat_templates.CHATML)

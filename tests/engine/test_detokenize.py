@@ -8,13 +8,13 @@ import random
 from collections.abc import Callable
 
 import pytest
-from headrace.engine.detokenize import PieceDetokenizer, PieceTable, WindowDetokenizer, byte_pieces
-from headrace.engine.token_table import byte_alphabet, detokenizer_factory, visible_tokens
-from headrace.engine.types import Detokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from headrace.engine.detokenize import PieceDetokenizer, PieceTable, WindowDetokenizer, byte_pieces
+from headrace.engine.token_table import byte_alphabet, detokenizer_factory, visible_tokens
+from headrace.engine.types import Detokenizer
 from tests.support import tokenizer_zoo as zoo
 
 Zoo = Callable[[], Tokenizer]
@@ -73,7 +73,7 @@ def test_no_id_sequence_raises_and_strangers_add_nothing(make: Zoo, ids: list[in
 
 
 @pytest.mark.parametrize("make", EXACT)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(ids=ids_lists, cuts=st.lists(st.integers(0, 40), max_size=6))
 def test_the_joined_text_is_the_whole_decode(make: Zoo, ids: list[int], cuts: list[int]) -> None:
     ids = known(make(), ids)
@@ -81,7 +81,7 @@ def test_the_joined_text_is_the_whole_decode(make: Zoo, ids: list[int], cuts: li
     assert "".join(texts) + rest == make().decode(ids, skip_special_tokens=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.integers(0, 380) | st.integers(3, 258), max_size=40), cuts=st.lists(st.integers(0, 40)))
 def test_byte_fallback_is_incremental_utf8_with_replacement(ids: list[int], cuts: list[int]) -> None:
     texts, rest = run(FACTORIES[zoo.byte_fallback](), ids, cuts)
@@ -112,7 +112,7 @@ def test_what_is_out_after_each_token_does_not_depend_on_the_cuts(make: Zoo, ids
         assert len("".join(singles[:end])) == done
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=byte_lists)
 def test_random_bytes_come_out_as_soon_as_they_are_certain(data: list[int]) -> None:
     """Nothing is held back but the beginning of a character that may still be completed."""

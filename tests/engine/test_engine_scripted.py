@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from headrace.engine.engine import Engine
 from headrace.engine.types import EngineConfig, Request, RequestRefusedError, SamplingOptions
-
 from tests.support.driver import Driver, driver
 from tests.support.scripted import ScriptedRunner
 

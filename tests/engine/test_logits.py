@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+
 from tests.support.checkpoints import SHAPES, Shape, reference_model
 from tests.support.torch_rig import BACKENDS, TorchRig, prompt, rig
 

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import torch
+
 from tests.support.checkpoints import SHAPES
 from tests.support.torch_rig import BACKENDS, TorchRig, prompt, rig
 
@@ -79,7 +80,9 @@ def test_a_batch_of_any_size_below_the_limit(size: int) -> None:
 @pytest.mark.parametrize("caching", [True, False])
 def test_under_block_pressure(caching: bool) -> None:
     # blocks for about two of the twelve at a time: preempted, computed again, and still the same
-    made = crowd("gqa2", "cpu", torch.float32, 12, 512, num_kv_blocks=30, enable_prefix_caching=caching, max_model_len=100)
+    made = crowd(
+        "gqa2", "cpu", torch.float32, 12, 512, num_kv_blocks=30, enable_prefix_caching=caching, max_model_len=100
+    )
     assert made.engine.stats().preemptions > 0 or made.engine.stats().step > 30
     assert_same(made, alone("gqa2", "cpu", torch.float32))
 
@@ -130,4 +133,6 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     made.run()
     assert made.finishes["bad", 0].reason == "error"
     assert made.finishes["bad", 0].error == "numeric"
-    assert {key[0] for key, finish in made.finishes.items() if finish.reason == "length"} == {f"good {n}" for n in range(5)}
+    assert {key[0] for key, finish in made.finishes.items() if finish.reason == "length"} == {
+        f"good {n}" for n in range(5)
+    }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from headrace.engine.types import RequestRefusedError
 
+from headrace.engine.types import RequestRefusedError
 from tests.support.driver import Driver, driver
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from headrace.engine.prefix_cache import BlockHash, CachedBlock, PrefixCache, keyed_hash
 from hypothesis import given
 from hypothesis import strategies as st
+
+from headrace.engine.prefix_cache import BlockHash, CachedBlock, PrefixCache, keyed_hash
 
 
 def constant(_: bytes) -> bytes:

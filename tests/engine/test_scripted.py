@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from headrace.engine.types import Request, SamplingOptions
 
+from headrace.engine.types import Request, SamplingOptions
 from tests.support.driver import driver
 from tests.support.scripted import BOS, EOS, IM_END, IM_START, ByteTokenizer, ScriptedRunner, expected_output
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.engine.prefix_cache import BlockHash
-from headrace.engine.types import EngineConfig, RequestRefusedError
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headrace.engine.prefix_cache import BlockHash
+from headrace.engine.types import EngineConfig, RequestRefusedError
 from tests.support.driver import Driver
 from tests.support.scripted import ScriptedRunner, expected_output
 

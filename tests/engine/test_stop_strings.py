@@ -6,9 +6,10 @@ import itertools
 import time
 
 import pytest
-from headrace.engine.stop_strings import MAX_STOP_CHARS, StopMatcher, compile_stops, contains_any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from headrace.engine.stop_strings import MAX_STOP_CHARS, StopMatcher, compile_stops, contains_any
 
 # Few letters make overlaps likely; the stop strings are seldom and short enough to meet.
 stop_lists = st.lists(st.text(alphabet="ab안", min_size=1, max_size=7), min_size=1, max_size=4).map(tuple)
@@ -51,7 +52,7 @@ def run(matcher: StopMatcher, chunks: list[str]) -> tuple[str, str | None]:
     return out + matcher.flush(), found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(case=texts_and_stops(), cuts=st.lists(st.integers(0, 40), max_size=8), include=st.booleans())
 @example(case=("aabaaabaaac", ("aabaaac",)), cuts=[3, 8], include=False)
 @example(case=("xab", ("xabq", "abz", "b")), cuts=[], include=False)
@@ -68,7 +69,7 @@ def test_any_cut_gives_what_the_definition_gives(
         assert (out, found) == (text[:end] if include else text[: end - len(stop)], stop)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(case=texts_and_stops(), cuts=st.lists(st.integers(0, 40), max_size=8))
 @example(case=("aabaaabb", ("aabaaac",)), cuts=[6, 7])
 def test_held_back_is_exactly_what_may_still_grow(case: tuple[str, tuple[str, ...]], cuts: list[int]) -> None:
@@ -85,7 +86,7 @@ def test_held_back_is_exactly_what_may_still_grow(case: tuple[str, tuple[str, ..
         assert out == seen[: len(seen) - may_grow(seen, stops)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(pieces=st.lists(st.tuples(st.text(alphabet="ab", max_size=5), st.booleans()), max_size=8), stops=stop_lists)
 def test_matches_that_do_not_count_are_passed_over(pieces: list[tuple[str, bool]], stops: tuple[str, ...]) -> None:
     matcher = StopMatcher(stops, include_stop=True)
@@ -177,7 +178,7 @@ def test_characters_that_mean_something_in_patterns_are_plain() -> None:
         assert StopMatcher((stop,)).push("xqy") == ("xqy", None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(case=texts_and_stops())
 def test_contains_any(case: tuple[str, tuple[str, ...]]) -> None:
     text, stops = case

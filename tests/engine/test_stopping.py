@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from headrace.engine.stopping import finish_of, max_len_of, stop_ids_of
 from headrace.engine.types import Finish, SamplingOptions
 

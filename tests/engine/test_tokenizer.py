@@ -7,14 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer
+
 from headrace.engine.chat import ChatTemplateError
 from headrace.engine.errors import ModelError
 from headrace.engine.tokenizer import ModelTokenizer, TokenizerError, load_tokenizer
-from headrace.engine.types import RequestRefusedError, Tokenizer
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import AutoTokenizer
-
+from headrace.engine.types import RequestRefusedError
+from headrace.engine.types import Tokenizer as TokenizerProtocol
 from tests.support import tokenizer_zoo as zoo
 
 
@@ -30,7 +32,7 @@ def llama(llama_dir: Path) -> ModelTokenizer:
 
 
 def test_what_is_known_of_it(llama: ModelTokenizer) -> None:
-    as_protocol: Tokenizer = llama
+    as_protocol: TokenizerProtocol = llama
     assert (llama.name, llama.bos_id, llama.eos_id, llama.has_chat_template) == ("tiny-llama", 1, 2, False)
     assert as_protocol.vocab_size == 1 + max(llama.raw.get_vocab().values())
     assert {0, 1, 2} < llama.special_ids
@@ -68,6 +70,13 @@ def test_a_lone_surrogate_is_refused(llama: ModelTokenizer) -> None:
     with pytest.raises(RequestRefusedError, match="surrogate") as refused:
         llama.encode("a\ud83d")
     assert (refused.value.code, refused.value.param) == ("invalid_request", "prompt")
+
+
+def test_what_the_vocabulary_cannot_say_is_an_error_of_ours(tmp_path: Path) -> None:
+    raw = Tokenizer(models.WordLevel({"a": 0}, unk_token=zoo.UNKNOWN))
+    with pytest.raises(RequestRefusedError, match="cannot encode") as refused:
+        load_tokenizer(zoo.save(raw, tmp_path)).encode("b")
+    assert refused.value.code == "internal"
 
 
 def test_without_a_template_chats_are_unsupported(llama: ModelTokenizer) -> None:

@@ -29,7 +29,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
 }  # fmt: skip
 # These run wherever the queue is tested, in milliseconds: no torch, however it might come in.
 TORCH_FREE = (
-    "types", "sequence", "block_pool", "prefix_cache", "scheduler", "stopping", "engine", "detokenize", "stop_strings",
+    "types", "sequence", "block_pool", "prefix_cache", "kv_blocks", "waiting_line", "running", "scheduler", "stopping",
+    "intake", "engine", "detokenize", "stop_strings",
 )  # fmt: skip
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported: spinning threads disturb a shared machine
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "passive"
+)  # read when torch is imported: spinning threads disturb a shared machine
 
 import pytest
 import torch
+
 from headrace.kernels.backend import Backend, choose_backend, open_library
 from headrace.kernels.errors import BuildError
 
@@ -30,6 +33,12 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def best_ops() -> Backend:
+    """The compiled kernels, or plain torch where there are none: for tests that take many draws."""
+    return choose_backend("auto", "cpu", open_library())
 
 
 @pytest.fixture(params=["cpu", "torch"])

@@ -1,4 +1,4 @@
-"""Paged attention against dense float64 attention, and its promise that a query's bits depend on its own sequence alone."""
+"""Paged attention against dense float64 attention, and that a query's bits depend on its own sequence alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
+from headrace.kernels.attention import Paging
 from headrace.kernels.backend import Backend
 from tests.support.tolerances import assert_close
 
@@ -26,13 +28,13 @@ class Case:
     values: list[torch.Tensor]
 
     def run(self, ops: Backend, scale: float = 0.25, window: int = 0, soft_cap: float = 0.0) -> torch.Tensor:
-        return ops.paged_attention(
-            self.query, self.k_cache, self.v_cache, self.block_table, self.query_start, self.kv_len, scale, window, soft_cap
-        )
+        paging = Paging(self.block_table, self.query_start, self.kv_len)
+        return ops.paged_attention(self.query, self.k_cache, self.v_cache, paging, scale, window, soft_cap)
 
 
 def make_case(
     lengths: list[tuple[int, int]],
+    *,
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 16,
@@ -166,14 +168,13 @@ def test_bits_do_not_depend_on_chunks_or_neighbours(ops: Backend, threads: int) 
         for begin in range(0, 130, size):
             end = min(begin + size, 130)
             rows = whole.query[begin:end]
-            alone = ops.paged_attention(
-                rows, *cache, table[:1], torch.tensor([0, end - begin]).int(), torch.tensor([end]).int(), 0.25
-            )
+            paging = Paging(table[:1], torch.tensor([0, end - begin]).int(), torch.tensor([end]).int())
+            alone = ops.paged_attention(rows, *cache, paging, 0.25)
             assert torch.equal(alone, want[begin:end]), f"queries {begin} to {end}, alone"
             starts = torch.cat((torch.zeros(1), end - begin + others.query_start)).int()
             kv_len = torch.cat((torch.tensor([end]), others.kv_len)).int()
             batch = torch.cat((rows, others.query))
-            beside = ops.paged_attention(batch, *cache, table, starts, kv_len, 0.25)
+            beside = ops.paged_attention(batch, *cache, Paging(table, starts, kv_len), 0.25)
             assert torch.equal(beside[: end - begin], want[begin:end]), f"queries {begin} to {end}, beside others"
 
 
@@ -186,7 +187,8 @@ def test_a_nan_among_the_keys_that_are_seen_comes_out(ops: Backend) -> None:
 
 
 def test_blocks_far_into_a_large_cache(ops: Backend) -> None:
-    # more than 2³¹ values lie before the block: offsets must not be computed in 32 bits. Memory is only touched at that block
+    # more than 2³¹ values lie before the block: offsets must not be computed in 32 bits. Memory is only touched at
+    # that block
     torch.utils.deterministic.fill_uninitialized_memory = False
     block = 2**31 // (16 * 64) + 3
     caches = [torch.empty((block + 1, 16, 1, 64), dtype=torch.bfloat16) for _ in range(2)]
@@ -194,5 +196,5 @@ def test_blocks_far_into_a_large_cache(ops: Backend) -> None:
     for cache, data in zip(caches, (small.keys[0], small.values[0]), strict=True):
         cache[block, :12] = data
     table = torch.tensor([[block]], dtype=torch.int32)
-    got = ops.paged_attention(small.query, *caches, table, small.query_start, small.kv_len, 0.25)
+    got = ops.paged_attention(small.query, *caches, Paging(table, small.query_start, small.kv_len), 0.25)
     assert_close(got, dense_attention(small))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from headrace.kernels import exact
 from headrace.kernels.backend import Backend
 from headrace.kernels.block_copy import copy_blocks

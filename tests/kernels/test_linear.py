@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from headrace.kernels.embedding import logits
 from headrace.kernels.linear import linear, padded_rows, row_multiple
 from tests.support.tolerances import assert_close

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from headrace.kernels.backend import Backend, open_library
 from headrace.kernels.cpu.library import CpuLibrary
 from headrace.kernels.philox import philox, token_words
@@ -17,7 +18,8 @@ MOST = 0xFFFFFFFF
 def parameters(rows: int, **values: float | list[float]) -> SampleParameters:
     """The same value for every row, or a list; by default temperature 1, seed 0 and position 0, 1, 2, …."""
     full: dict[str, float | list[float]] = {
-        "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "choice": 0, "position": list(range(rows)),
+        "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "choice": 0, "position":
+        list(range(rows)),
     }  # fmt: skip
     full.update(values)
     types = {"temperature": torch.float32, "top_p": torch.float32, "min_p": torch.float32, "top_k": torch.int32}
@@ -35,12 +37,14 @@ def pick(p: SampleParameters, rows: list[int]) -> SampleParameters:
 @pytest.mark.parametrize(
     ("key", "counter", "words"),
     [  # the vectors that Random123, the authors' library, is tested with
-        ((0, 0), (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((MOST, MOST), (MOST, MOST, MOST, MOST), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        ((0xA4093822, 0x299F31D0), (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+        ((0, 0), (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)), ((MOST, MOST), (MOST, MOST, MOST,
+        MOST), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)), ((0xA4093822, 0x299F31D0), (0x243F6A88, 0x85A308D3,
+        0x13198A2E, 0x03707344), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
     ],
 )  # fmt: skip
-def test_philox_gives_the_published_words(key: tuple[int, int], counter: tuple[int, ...], words: tuple[int, ...]) -> None:
+def test_philox_gives_the_published_words(
+    key: tuple[int, int], counter: tuple[int, ...], words: tuple[int, ...]
+) -> None:
     c0 = torch.tensor([counter[0]], dtype=torch.int64)
     assert tuple(int(w) for w in philox(key, (c0, *counter[1:]))) == words
 
@@ -74,11 +78,11 @@ def test_noise_is_finite_at_both_ends_of_the_uniform() -> None:
     assert abs(noise.std().item() - math.pi / math.sqrt(6)) < 0.01
 
 
-def test_frequencies_are_the_softmax(ops: Backend) -> None:
-    rows, vocab = 4000 if ops.name == "cpu" else 1200, 40
+def test_frequencies_are_the_softmax(best_ops: Backend) -> None:
+    rows, vocab = 4000, 40
     scores = torch.randn((1, vocab), generator=torch.Generator().manual_seed(0)) * 1.5
     scores[0, 7] = float("-inf")
-    drawn = ops.sample(scores.expand(rows, vocab).contiguous(), parameters(rows, temperature=0.8, seed=42))
+    drawn = best_ops.sample(scores.expand(rows, vocab).contiguous(), parameters(rows, temperature=0.8, seed=42))
     expected = (scores[0] / 0.8).softmax(-1) * rows
     counts = torch.bincount(drawn, minlength=vocab)
     assert counts[7] == 0
@@ -103,49 +107,49 @@ def test_greedy_beside_sampled_rows(ops: Backend) -> None:
 
 def support(ops: Backend, scores: torch.Tensor, **values: float) -> set[int]:
     """The ids that come up in many draws at a high temperature."""
-    rows = 3000 if ops.name == "cpu" else 600
+    rows = 3000
     return set(ops.sample(scores.expand(rows, -1).contiguous(), parameters(rows, seed=7, **values)).tolist())
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5, 39, 40, 1000])
-def test_top_k(ops: Backend, top_k: int) -> None:
+def test_top_k(best_ops: Backend, top_k: int) -> None:
     scores = torch.linspace(0, 1, 40)[torch.randperm(40, generator=torch.Generator().manual_seed(1))].unsqueeze(0)
-    assert support(ops, scores, top_k=top_k) == set(scores[0].argsort(descending=True)[:top_k].tolist())
+    assert support(best_ops, scores, top_k=top_k) == set(scores[0].argsort(descending=True)[:top_k].tolist())
 
 
-def test_top_k_keeps_the_lowest_of_equal_ids(ops: Backend) -> None:
+def test_top_k_keeps_the_lowest_of_equal_ids(best_ops: Backend) -> None:
     scores = torch.zeros(1, 40)
     scores[0, 30] = 0.1
-    assert support(ops, scores, top_k=3) == {30, 0, 1}
+    assert support(best_ops, scores, top_k=3) == {30, 0, 1}
 
 
 @pytest.mark.parametrize("top_p", [0.01, 0.3, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("top_k", [0, 6])
-def test_top_p(ops: Backend, top_p: float, top_k: int) -> None:
+def test_top_p(best_ops: Backend, top_p: float, top_k: int) -> None:
     scores = torch.randn((1, 30), generator=torch.Generator().manual_seed(3))
     order = scores[0].argsort(descending=True)[: top_k or 30]
     probability = scores[0, order].double().softmax(-1)
     kept = [int(i) for i, before in zip(order, probability.cumsum(0) - probability, strict=True) if before < top_p]
-    got = support(ops, scores, top_p=top_p, top_k=top_k)
+    got = support(best_ops, scores, top_p=top_p, top_k=top_k)
     assert got <= set(kept)
-    assert {i for i in kept if probability[order.tolist().index(i)] > 0.02} <= got
+    assert {i for i in kept if probability[order.tolist().index(i)] > 0.005} <= got
 
 
-def test_top_p_of_a_flat_distribution(ops: Backend) -> None:
-    assert support(ops, torch.zeros(1, 40), top_p=0.25) == set(range(10))
+def test_top_p_of_a_flat_distribution(best_ops: Backend) -> None:
+    assert support(best_ops, torch.zeros(1, 40), top_p=0.25) == set(range(10))
 
 
 @pytest.mark.parametrize("min_p", [0.05, 0.5, 1.0])
-def test_min_p(ops: Backend, min_p: float) -> None:
+def test_min_p(best_ops: Backend, min_p: float) -> None:
     probability = torch.tensor([0.42, 0.3, 0.22, 0.04, 0.015, 0.005])
     kept = {i for i, p in enumerate(probability.tolist()) if p >= 0.42 * min_p - 1e-6}
-    assert support(ops, probability.log().unsqueeze(0), min_p=min_p) == kept
+    assert support(best_ops, probability.log().unsqueeze(0), min_p=min_p) == kept
 
 
-def test_temperature_comes_before_the_cuts(ops: Backend) -> None:
+def test_temperature_comes_before_the_cuts(best_ops: Backend) -> None:
     probability = torch.tensor([0.5, 0.3, 0.15, 0.05])  # at temperature 0.5: 0.25, 0.09, … of a sum of 0.365
-    assert support(ops, probability.log().unsqueeze(0), temperature=0.5, top_p=0.68) == {0}
-    assert support(ops, probability.log().unsqueeze(0), temperature=1.0, top_p=0.68) == {0, 1}
+    assert support(best_ops, probability.log().unsqueeze(0), temperature=0.5, top_p=0.68) == {0}
+    assert support(best_ops, probability.log().unsqueeze(0), temperature=1.0, top_p=0.68) == {0, 1}
 
 
 def mixed(rows: int, vocab: int) -> tuple[torch.Tensor, SampleParameters]:

@@ -1,13 +1,13 @@
 """Tiny random checkpoints, made by transformers, so that it is the judge of what they compute.
 
-Embeddings are drawn wide, so that greedy decoding is decided by clear margins and not by the last bits; projections keep the
-size of what goes through them, so that layers do not blow rounding up.
+Embeddings are drawn wide, so that greedy decoding is decided by clear margins and not by the last bits; projections
+keep the size of what goes through them, so that layers do not blow rounding up.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ TEXT = (
     "def turn(wheel, water):\n    return [stone.grind(grain) for grain in water]\n",
     "1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144 — and so on… 🌊🎡 ",
 )
+SPECIAL = ("<s>", "</s>")
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class Shape:
     vocab: int = 320
     seed: int = 0
     max_position: int = 512
-    extra: tuple[tuple[str, Any], ...] = field(default=())
+    eos: tuple[int, ...] = (1,)
 
 
 LLAMA3 = (
-    ("rope_type", "llama3"), ("rope_theta", 10_000.0), ("factor", 8.0), ("low_freq_factor", 1.0), ("high_freq_factor", 4.0),
-    ("original_max_position_embeddings", 64),
+    ("rope_type", "llama3"), ("rope_theta", 10_000.0), ("factor", 8.0), ("low_freq_factor", 1.0), ("high_freq_factor",
+    4.0), ("original_max_position_embeddings", 64),
 )  # fmt: skip
 LINEAR = (("rope_type", "linear"), ("rope_theta", 10_000.0), ("factor", 4.0))
 SHAPES = {
@@ -110,8 +111,7 @@ def reference_model(shape: Shape) -> Any:
         mlp_bias=shape.bias,
         rope_parameters=dict(shape.rope) or {"rope_type": "default", "rope_theta": 10_000.0},
         bos_token_id=0,
-        eos_token_id=1,
-        **dict(shape.extra),
+        eos_token_id=list(shape.eos) if len(shape.eos) > 1 else shape.eos[0],
     )
     with torch.random.fork_rng():
         torch.manual_seed(shape.seed)
@@ -124,7 +124,9 @@ def reference_model(shape: Shape) -> Any:
             elif "embed" in name or "lm_head" in name:
                 torch.nn.init.normal_(parameter, std=0.5)
             else:
-                gain = 4.0 if "o_proj" in name or "down_proj" in name else 1.0  # or tied weights would repeat their input
+                gain = (
+                    4.0 if "o_proj" in name or "down_proj" in name else 1.0
+                )  # or tied weights would repeat their input
                 torch.nn.init.normal_(parameter, std=gain * parameter.shape[1] ** -0.5)
     return model.to(getattr(torch, shape.dtype)).eval()
 
@@ -140,9 +142,10 @@ def tokenizer() -> Any:
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=320,
-        special_tokens=["<s>", "</s>"],
+        special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     made.train_from_iterator(TEXT, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    ends = dict(zip(("bos_token", "eos_token"), SPECIAL, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=made, **ends)

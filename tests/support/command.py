@@ -8,26 +8,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 import pytest
 import redis
+
 from headrace.clients.entries import encode
 from headrace.clients.keys import GROUP, Keys
 from headrace.worker.cli import run
 from headrace.worker.command import known_variables
-
 from tests.support.server import Server
 
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if name not in known_variables()},
+    # PYTHONUNBUFFERED would hide that a command forgets to flush.
+    **{name: value for name, value in os.environ.items() if name not in known_variables() | {"PYTHONUNBUFFERED"}},
     "PYTHONPATH": os.pathsep.join(sys.path),
 }
 PROGRAM = [sys.executable, "-c", "from headrace.worker.cli import main; main()"]
 FINGERPRINT = "0" * 64
+
+
+Spawn = Callable[..., "subprocess.Popen[str]"]
 
 
 @dataclass(frozen=True)
@@ -142,14 +146,28 @@ def answering(scribe: Scribe) -> Iterator[Callable[..., None]]:
         thread.join(10)
 
 
-def spawn(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """The command as a process of its own."""
-    return subprocess.Popen(
-        [*PROGRAM, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env=ENVIRONMENT,
-        **options,
-    )
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """`spawn(*arguments, variables={}, **options)`: the command as a process, killed if the test leaves it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, variables: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*PROGRAM, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env={**ENVIRONMENT, **(variables or {})},
+            **options,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()

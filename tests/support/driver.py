@@ -93,7 +93,11 @@ class Driver:
         stats = self.engine.stats()
         assert (stats.running, stats.waiting, self.engine.requests) == (0, 0, 0)
         assert stats.free_blocks == stats.total_blocks
-        assert not list(self.engine._scheduler.sequences())
+        scheduler, pool = self.engine._scheduler, self.engine._blocks.pool
+        assert not list(scheduler.sequences())
+        left_over = (scheduler._flying, scheduler.line._lines, scheduler.line.led, pool._pending)
+        assert not any(left_over), left_over
+        assert scheduler._lacking is None
 
 
 def driver(

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import redis
+
 from headrace.clients.entries import decode
 from headrace.clients.events import Event, Finished, Queued, Started, Tokens
 from tests.support.scripted import ByteTokenizer

@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 import redis
+
 from headrace.clients.events import Event, Finished, Started
 from headrace.clients.keys import Keys, Priority
 from headrace.engine.engine import Engine
@@ -25,7 +26,6 @@ from tests.support.invariants import Told, check_all, events_of, told
 from tests.support.scripted import ByteTokenizer, ScriptedRunner
 from tests.support.server import Server
 from tests.support.worker_process import wait_until
-
 
 MODEL = ModelInfo("scripted", "f" * 64)
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from headrace.worker.embedded import EmbeddedServer, ServerOptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from headrace.worker.embedded import EmbeddedServer, ServerOptions
 
 _numbers = itertools.count(1)
 

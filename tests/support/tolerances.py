@@ -3,9 +3,9 @@
 Kernels compute in float32 (unit roundoff 2⁻²⁴) and round once to the type of the result:
 
 * rounding the result: half a unit in the last place, 2⁻²⁴ of the value in float32, 2⁻⁸ in bfloat16;
-* rounding inside: a sum of n products loses about sqrt(n) · 2⁻²⁴ of the largest partial sum. The largest n in these tests is
-  300 keys or 3,072 inputs, and a softmax multiplies the error of its exponents, of up to 8, into the result: 64 · 2⁻²⁴ of the
-  largest value covers both with a factor of two to spare (measured: 2.5e-7, which is 4 · 2⁻²⁴).
+* rounding inside: a sum of n products loses about sqrt(n) · 2⁻²⁴ of the largest partial sum. The largest n in these
+  tests is 300 keys or 3,072 inputs, and a softmax multiplies the error of its exponents, of up to 8, into the result:
+  64 · 2⁻²⁴ of the largest value covers both with a factor of two to spare (measured: 2.5e-7, which is 4 · 2⁻²⁴).
 * operations that round twice in the result's type (a residual sum before a norm) get the rounding of the type twice.
 """
 

@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is import
 
 import pytest
 import torch
+
 from headrace.engine.config import read_model_config
 from headrace.engine.engine import Engine
 from headrace.engine.load import load_runner
@@ -38,7 +39,9 @@ def backend(name: str) -> Backend:
     return choose_backend(name, "cpu", library)
 
 
-def torch_runner(shape: Shape, config: EngineConfig, name: str = "cpu", dtype: torch.dtype = torch.float32) -> TorchRunner:
+def torch_runner(
+    shape: Shape, config: EngineConfig, name: str = "cpu", dtype: torch.dtype = torch.float32
+) -> TorchRunner:
     folder = checkpoint(shape)
     return load_runner(folder, read_model_config(folder), config, dtype, backend(name))
 

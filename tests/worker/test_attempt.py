@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from headrace.clients.errors import InvalidJobError
 from headrace.clients.events import ErrorInfo, Finished, JobRef
 from headrace.worker.attempt import (

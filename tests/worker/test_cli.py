@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from headrace.worker.cli import COMMANDS
 from headrace.worker.exit_codes import ExitCode
-
 from tests.support.command import ENVIRONMENT, Outcome
 from tests.support.server import Server
 

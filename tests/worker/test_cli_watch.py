@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from headrace.clients.keys import GROUP
 from headrace.worker.exit_codes import ExitCode
-
 from tests.support.command import Outcome, Scribe
 from tests.support.server import Server
 

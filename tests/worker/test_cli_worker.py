@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import redis
+
 from headrace.worker.cli import run
 from headrace.worker.exit_codes import ExitCode
-
-from tests.support.command import Outcome, spawn
+from tests.support.command import Outcome, Spawn
 from tests.support.server import Server
 
 
@@ -51,30 +51,27 @@ def test_a_check_says_what_is_there(call: Callable[..., Outcome], server: Server
     assert "kv_blocks=100" in outcome.err
 
 
-def test_a_worker_with_a_server_of_its_own_serves_and_ends() -> None:
+def test_a_worker_with_a_server_of_its_own_serves_and_ends(spawn: Spawn) -> None:
     """The whole command as a process: it starts its server, takes a job from another process, and drains on SIGTERM."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     worker = spawn("worker", "--model", "demo", "--embedded", "--port", port)
-    try:
-        url = f"redis://127.0.0.1:{port}/0"
-        deadline = time.monotonic() + 60
-        while run(["health", "--redis-url", url]) and time.monotonic() < deadline:
-            assert worker.poll() is None
-            time.sleep(0.1)
-        client = spawn("submit", "Once upon a time", "--max-tokens", "5", "--redis-url", url)
-        out, err = client.communicate(timeout=30)
-        assert (client.returncode, err) == (0, ""), out
-        assert out.strip()
-        worker.send_signal(signal.SIGTERM)
-        _, log = worker.communicate(timeout=30)
-        assert worker.returncode == 0, log
-        assert 'event="loaded the model"' in log and "event=ready" in log
-        with pytest.raises(redis.ConnectionError):
-            redis.Redis.from_url(url).ping()  # its server has ended with it
-    finally:
-        worker.kill()
+    url = f"redis://127.0.0.1:{port}/0"
+    deadline = time.monotonic() + 60
+    while run(["health", "--redis-url", url]) and time.monotonic() < deadline:
+        assert worker.poll() is None
+        time.sleep(0.1)
+    client = spawn("submit", "Once upon a time", "--max-tokens", "5", "--redis-url", url)
+    out, err = client.communicate(timeout=30)
+    assert (client.returncode, err) == (0, ""), out
+    assert out.strip()
+    worker.send_signal(signal.SIGTERM)
+    _, log = worker.communicate(timeout=30)
+    assert worker.returncode == 0, log
+    assert 'event="loaded the model"' in log and "event=ready" in log
+    with pytest.raises(redis.ConnectionError):
+        redis.Redis.from_url(url).ping()  # its server has ended with it
 
 
 def test_the_server_is_looked_at_before_the_model_is_loaded(call: Callable[..., Outcome]) -> None:

@@ -2,62 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
 from headrace.clients.events import ErrorInfo, Event, Finished, JobRef, ModelRef, Reason, Started, Tokens, Usage
 from headrace.worker.demo_prompts import DemoPrompt, demo_prompts
 from headrace.worker.demo_totals import Track, totals
 from headrace.worker.demo_view import LineView, PanelView, best_layout
 from headrace.worker.exit_codes import ExitCode
-from rich.cells import cell_len
-from rich.console import Console
-
-from tests.support.command import Outcome, spawn
+from tests.support.command import Outcome, Spawn
+from tests.support.processes import children_of, is_running, wait_until
 
 FP = "0" * 64
 STARTED = Started((9, 0), 1, "w", JobRef("jobs", "1-1"), (), 1, FP, ModelRef("demo", FP))
 
 
-def children_of(pid: int) -> dict[int, str]:
-    """Processes whose parent is `pid`: what they run, by their ids."""
-    found: dict[int, str] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # gone meanwhile
-                if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
-    return found
-
-
-def is_running(pid: int) -> bool:
-    """Whether process `pid` runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Whether `condition` comes true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 
-def test_the_demo_runs_and_ends_by_itself() -> None:
+def test_the_demo_runs_and_ends_by_itself(spawn: Spawn) -> None:
     process = spawn("demo", "--prompt", "The lantern")
     assert wait_until(lambda: len(children_of(process.pid)) == 2, 20)
     children = children_of(process.pid)
@@ -78,8 +47,8 @@ def test_the_demo_runs_and_ends_by_itself() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_it_is_ended_early(how: signal.Signals) -> None:
-    process = spawn("demo")
+def test_nothing_is_left_when_it_is_ended_early(spawn: Spawn, how: signal.Signals, tmp_path: Path) -> None:
+    process = spawn("demo", variables={"TMPDIR": str(tmp_path)})
     assert wait_until(lambda: len(children_of(process.pid)) == 2, 20)  # a server and a worker
     children = children_of(process.pid)
     process.send_signal(how)
@@ -88,6 +57,7 @@ def test_nothing_is_left_when_it_is_ended_early(how: signal.Signals) -> None:
     assert process.returncode == expected, err
     assert "Traceback" not in out + err
     assert wait_until(lambda: not any(map(is_running, children)), 5), children
+    assert how is signal.SIGKILL or not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +68,7 @@ def test_nothing_is_left_when_it_is_ended_early(how: signal.Signals) -> None:
         (["--max-num-seqs", "0"], ExitCode.USAGE, "--max-num-seqs"),
     ],
 )
-def test_what_goes_wrong_is_one_line(flags: list[str], code: ExitCode, words: str) -> None:
+def test_what_goes_wrong_is_one_line(spawn: Spawn, flags: list[str], code: ExitCode, words: str) -> None:
     process = spawn("demo", *flags)
     out, err = process.communicate(timeout=60)
     outcome = Outcome(process.returncode, out, err)
@@ -187,7 +157,7 @@ def test_panels_fit_wide_characters_and_any_terminal(width: int, height: int) ->
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
     tracks = [Track(prompt, sent_s=0.0) for prompt in demo_prompts(["[bold]not markup[/bold]"])]
     for number, each in enumerate(tracks):
-        each.texts[0] = "\n물방아 🚀 [i]x" * (number + 1)
+        each.texts[0] = "물레방아" * 60 * (number + 1) + "\n🚀 [i]END"
         each.token_ids[0] = [1] * number
     console.print(PanelView(console).grid(tracks))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
@@ -198,7 +168,8 @@ def test_panels_fit_wide_characters_and_any_terminal(width: int, height: int) ->
     full_rows = lines[: num_full_rows * layout.panel_height]
     assert len({cell_len(line) for line in full_rows}) == 1  # borders stand one below the other
     assert max(map(cell_len, lines)) <= width
-    assert sum(line.count("물방아 🚀 [i]x") for line in lines) >= len(tracks)
+    assert sum(line.count("🚀 [i]END") for line in lines) == len(tracks)  # the newest line is always seen
+    assert not any("…" in line for line in full_rows)  # and no line is cut
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 10), (17, 50), (20, 20)])
@@ -214,4 +185,4 @@ def test_lines_have_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert all(len(line) < 300 for line in out.splitlines())
-    assert "title (stop, 1 tokens): prompt" in out
+    assert "title (stop, 1 token): prompt" in out

@@ -33,7 +33,7 @@ def test_what_runs_is_finished_and_nothing_more_is_taken(start_worker: Callable[
     assert rig.is_done("running")
     assert rig.raw("late") == []
     assert consumers(rig) == set()
-    assert not list(rig.client.scan_iter(rig.keys.worker("*")))
+    assert not list(rig.client.scan_iter(rig.keys.worker_pattern))
 
 
 def test_after_the_limit_the_rest_is_handed_over_within_a_second(
@@ -198,7 +198,7 @@ def test_a_step_that_fails_once_is_run_again(rig: Rig) -> None:
 
 
 def test_a_stop_with_the_server_out_of_reach_ends_all_the_same(
-    start_worker: Callable[..., WorkerProcess], rig_on: Callable[..., Rig], own_server: Callable[..., object]
+    start_worker: Callable[..., WorkerProcess], own_server: Callable[..., object], rig_on: Callable[..., Rig]
 ) -> None:
     server = own_server()
     rig = rig_on(server)

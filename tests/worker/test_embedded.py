@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import redis
+
 from headrace.worker.embedded import EmbeddedServer, EmbeddedServerError, ServerOptions, find_binary
 from headrace.worker.exit_codes import ExitCode
-
+from tests.support.processes import is_running, wait_until
 from tests.support.server import Server, redis_binary
 
 # Starts a server, prints its pid, and then does what the test asks of it.
@@ -27,24 +28,6 @@ server = EmbeddedServer()
 print(server.pid, server.log_path.parent, flush=True)
 {then}
 """
-
-
-def is_running(pid: int) -> bool:
-    """Whether process `pid` runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
-    """Whether `condition` comes true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def owner(then: str) -> tuple[subprocess.Popen[str], int, Path]:

@@ -7,13 +7,14 @@ import json
 import time
 
 import pytest
+
 from headrace.clients.events import Finished, Queued, Released, Started, Tokens
+from headrace.clients.job import decode_job
 from headrace.engine.types import Request
 from headrace.worker.text import sampling_options
-from headrace.clients.job import decode_job
+from tests.support.rig import Rig
 from tests.support.scripted import EOS, ByteTokenizer, ScriptedRunner, expected_output
 from tests.support.worker_process import wait_until
-from tests.support.rig import Rig
 
 
 def expected(job: dict[str, object], choice: int = 0, runner: ScriptedRunner | None = None, seed: int = 0) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from headrace.clients.events import Started
 from headrace.worker import lua
 from tests.support.proxy import Proxy

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgpack
 import pytest
+
 from headrace.clients.events import Finished, Started
 from tests.support.rig import Rig
 from tests.support.worker_process import wait_until

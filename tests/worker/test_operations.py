@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from headrace.worker.cli import COMMANDS
 from headrace.worker.command import known_variables
 from headrace.worker.exit_codes import ExitCode
@@ -15,7 +16,6 @@ from headrace.worker.flags import flags_of, load_settings
 from headrace.worker.settings import WorkerFlags
 from headrace.worker.settings_client import HealthFlags
 from headrace.worker.units import parse_duration_s
-
 from scripts.write_operations_tables import PAGE, render
 
 ROOT = Path(__file__).resolve().parents[2]

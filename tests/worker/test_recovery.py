@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from headrace.clients.events import Finished, Started, Tokens
 from tests.support.rig import Rig, abandon
 from tests.support.scripted import ScriptedRunner
@@ -133,9 +134,9 @@ def test_after_two_charged_attempts_a_request_runs_alone(start_worker: Callable[
     """Two workers died of it; the third holds it until nothing else runs, and begins nothing beside it."""
     rig.add("suspect", {"prompt": "x!", "max_tokens": 3, "ignore_eos": True})
     for _ in range(2):
-        assert start_worker(rig.server, rig.prefix, lease_s=0.6, kill_token_id=33, wait=False).wait() == 70
+        assert start_worker(rig.server, rig.prefix, lease_s=1.5, kill_token_id=33, wait=False).wait() == 70
     rig.add("before", {"prompt": "a", "max_tokens": 60, "ignore_eos": True})
-    worker = rig.worker(lease_s=0.6, step_time_s=0.03)
+    worker = rig.worker(lease_s=1.5, step_time_s=0.04)
     rig.wait_tokens("before", 1)
     wait_until(lambda: len(worker.service.context.memory) == 2)  # the suspect is held
     rig.add("after", {"prompt": "b", "max_tokens": 5})

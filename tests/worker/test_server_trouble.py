@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from headrace.clients.events import Finished, Started
 from tests.support.rig import MODEL, Rig, abandon
 from tests.support.server import Server
@@ -42,7 +43,7 @@ def test_the_group_destroyed_while_a_request_runs(rig: Rig) -> None:
 
 
 def test_everything_flushed_while_idle_and_while_running(
-    rig_on: Callable[..., Rig], own_server: Callable[..., Server]
+    own_server: Callable[..., Server], rig_on: Callable[..., Rig]
 ) -> None:
     rig = rig_on(own_server())
     rig.worker(step_time_s=0.02)
@@ -95,7 +96,7 @@ def test_all_connections_killed_five_times(rig: Rig) -> None:
     rig.wait_done("my-1", "my-2", timeout_s=5)
 
 
-def test_the_server_restarted_from_its_file(rig_on: Callable[..., Rig], own_server: Callable[..., Server]) -> None:
+def test_the_server_restarted_from_its_file(own_server: Callable[..., Server], rig_on: Callable[..., Rig]) -> None:
     server = own_server("--appendfsync", "always", appendonly=True)
     rig = rig_on(server)
     rig.worker(step_time_s=0.02, lease_s=5.0)
@@ -112,7 +113,7 @@ def test_the_server_restarted_from_its_file(rig_on: Callable[..., Rig], own_serv
     rig.wait_done("after")
 
 
-def test_the_server_restarted_empty(rig_on: Callable[..., Rig], own_server: Callable[..., Server]) -> None:
+def test_the_server_restarted_empty(own_server: Callable[..., Server], rig_on: Callable[..., Rig]) -> None:
     """Without a file everything is lost; the running worker writes its stream again, from `started`, the same bytes."""
     server = own_server("--save", "")
     rig = rig_on(server)
@@ -128,7 +129,7 @@ def test_the_server_restarted_empty(rig_on: Callable[..., Rig], own_server: Call
 
 
 def test_the_end_of_a_stream_lost_after_the_request_ended(
-    rig_on: Callable[..., Rig], own_server: Callable[..., Server]
+    own_server: Callable[..., Server], rig_on: Callable[..., Rig]
 ) -> None:
     """A failover takes the end of a finished stream back: it is sent again with the new connection."""
     server = own_server()
@@ -149,7 +150,7 @@ def test_the_end_of_a_stream_lost_after_the_request_ended(
     assert rig.raw("my-1") == whole
 
 
-def test_a_frozen_server(rig_on: Callable[..., Rig], own_server: Callable[..., Server]) -> None:
+def test_a_frozen_server(own_server: Callable[..., Server], rig_on: Callable[..., Rig]) -> None:
     """Connections stay open and nothing answers, for longer than the socket's patience and the lease."""
     server = own_server()
     rig = rig_on(server)
@@ -163,7 +164,7 @@ def test_a_frozen_server(rig_on: Callable[..., Rig], own_server: Callable[..., S
     assert rig.num_tokens("my-1") == 60
 
 
-def test_out_of_memory_pauses_and_goes_on(rig_on: Callable[..., Rig], own_server: Callable[..., Server]) -> None:
+def test_out_of_memory_pauses_and_goes_on(own_server: Callable[..., Server], rig_on: Callable[..., Rig]) -> None:
     server = own_server("--maxmemory-policy", "noeviction")
     rig = rig_on(server)
     worker = rig.worker(step_time_s=0.01)
@@ -185,7 +186,7 @@ def test_out_of_memory_pauses_and_goes_on(rig_on: Callable[..., Rig], own_server
 
 
 def test_nothing_is_taken_while_the_server_is_out_of_memory(
-    rig_on: Callable[..., Rig], own_server: Callable[..., Server]
+    own_server: Callable[..., Server], rig_on: Callable[..., Rig]
 ) -> None:
     rig = rig_on(own_server())
     worker = rig.worker()
@@ -204,7 +205,7 @@ def test_nothing_is_taken_while_the_server_is_out_of_memory(
 
 
 def test_a_server_that_becomes_a_replica_and_a_primary_again(
-    rig_on: Callable[..., Rig], own_server: Callable[..., Server]
+    own_server: Callable[..., Server], rig_on: Callable[..., Rig]
 ) -> None:
     rig = rig_on(own_server())
     rig.worker(step_time_s=0.02)
@@ -236,7 +237,7 @@ def test_an_own_pending_entry_that_was_deleted(rig: Rig) -> None:
     # put an entry into its pending list behind its back
     rig.client.execute_command("XGROUP", "SETID", rig.keys.jobs("low"), "workers", "$")
     entry_id = rig.client.xadd(rig.keys.jobs("low"), {"id": "y", "json": "{}"})
-    rig.client.execute_command("XCLAIM", rig.keys.jobs("low"), "workers", worker.name, 0, entry_id, "FORCE", "JUSTID")
+    rig.client.xclaim(rig.keys.jobs("low"), "workers", worker.name, 0, [entry_id], force=True, justid=True)
     rig.client.xdel(rig.keys.jobs("low"), entry_id)
     wait_until(lambda: not rig.pending("low"), 5)
     assert worker.is_alive

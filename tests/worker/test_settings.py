@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from headrace.engine.types import EngineConfig
 from headrace.worker.command import known_variables
 from headrace.worker.connection_url import redact

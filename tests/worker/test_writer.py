@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from headrace.worker.connection import Failed
 from headrace.worker.writer import Append, Entry, Writer, WriterState
 
