@@ -31,7 +31,14 @@ MODEL = ModelRef("scripted", "0" * 64)
 class HandWorker:
     """Follows what it wrote itself: the newest id, and how many tokens of choice 0 there are."""
 
-    def __init__(self, server: redis.Redis, keys: Keys, request_id: str, kind: Kind = "d", fp: str | None = None):
+    def __init__(
+        self,
+        server: redis.Redis | redis.RedisCluster,
+        keys: Keys,
+        request_id: str,
+        kind: Kind = "d",
+        fp: str | None = None,
+    ):
         self.server = server
         self.keys = keys
         self.id = request_id
@@ -63,7 +70,11 @@ class HandWorker:
 
     def start(self, resumed: tuple[int, ...] | None = None, **changes: Any) -> None:
         """A new attempt, above every earlier one and not below the server's clock."""
-        seconds, micros = self.server.time()
+        out = self.keys.out(self.id)
+        node = (
+            {"target_nodes": self.server.get_node_from_key(out)} if isinstance(self.server, redis.RedisCluster) else {}
+        )
+        seconds, micros = self.server.execute_command("TIME", **node)
         base = parse_id(self.newest)[0] + 1 if self.newest else 0
         self.attempt += 1
         at = (max(base, seconds * 1000 + micros // 1000), 0)

@@ -91,35 +91,52 @@ def test_the_master_that_a_sentinel_names(server: Server, keys: Keys, raw: redis
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A cluster of one node that has all slots."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """A cluster of two nodes, each with half of the slots."""
     folder = tmp_path_factory.mktemp("cluster")
     # The bus port would be the port and 10,000, which may lie above all ports.
-    server = start_server(folder, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
-    with server.client() as raw:
-        raw.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        while "cluster_state:ok" not in str(raw.execute_command("CLUSTER", "INFO")):
+    bus_ports = [free_port(), free_port()]
+    first, second = (
+        start_server(folder, "--cluster-enabled", "yes", "--cluster-port", str(port)) for port in bus_ports
+    )
+    with first.client() as one, second.client() as other:
+        one.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
+        other.execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
+        one.execute_command("CLUSTER", "MEET", "127.0.0.1", second.port, bus_ports[1])
+        while not all("cluster_state:ok" in str(node.execute_command("CLUSTER", "INFO")) for node in (one, other)):
             time.sleep(0.02)
-    yield server
-    server.stop()
+    yield first, second
+    first.stop()
+    second.stop()
 
 
-def test_a_cluster(cluster: Server, keys: Keys) -> None:
-    own = redis.RedisCluster.from_url(cluster.url)
+def test_a_cluster_in_which_queue_and_request_lie_on_different_nodes(
+    cluster: tuple[Server, Server], prefix: str
+) -> None:
+    own = redis.RedisCluster.from_url(cluster[0].url)
+    keys = Keys(prefix, "q")
     client = Client(own, prefix=keys.prefix, queue=keys.queue, policy=Policy(max_backlog=2))
-    whole_round(client, cluster.client(), keys, "a")
+    jobs_node = own.get_node_from_key(keys.jobs()).port
+    request_id = next(f"a{n}" for n in range(99) if own.get_node_from_key(keys.out(f"a{n}")).port != jobs_node)
+    whole_round(client, own, keys, request_id)
     own.close()
+    for server in cluster:  # a round trip more for each read, were redis-py to find the node by itself
+        with server.client() as raw:
+            assert "getkeys" not in str(raw.info("commandstats"))
 
 
-async def test_a_cluster_with_asyncio(cluster: Server, keys: Keys) -> None:
-    async with aio.RedisCluster.from_url(cluster.url) as own:
+async def test_a_cluster_with_asyncio(cluster: tuple[Server, Server], prefix: str) -> None:
+    keys = Keys(prefix, "q")
+    async with aio.RedisCluster.from_url(cluster[0].url) as own:
         client = AsyncClient(own, prefix=keys.prefix, queue=keys.queue)
-        handle = await client.submit("Hello")
-        worker = HandWorker(cluster.client(), keys, handle.id)
-        worker.start()
-        worker.finish(text="abc")
-        assert (await handle.result(timeout_s=5)).text == "abc"
-        assert await handle.cancel() == "already finished"
+        handles = [await client.submit("Hello") for _ in range(4)]
+        with redis.RedisCluster.from_url(cluster[0].url) as raw:
+            for handle in handles:
+                worker = HandWorker(raw, keys, handle.id)
+                worker.start()
+                worker.finish(text="abc")
+                assert (await handle.result(timeout_s=5)).text == "abc"
+                assert await handle.cancel() == "already finished"
 
 
 # --- what it does not take --------------------------------------------------------------------------------------------

@@ -512,11 +512,17 @@ def test_after_a_reconnect_it_is_looked_whether_the_last_entry_is_still_there(
 def test_streams_give_their_connections_back(server: Server, keys: Keys, finished: HandWorker) -> None:
     pool = redis.BlockingConnectionPool.from_url(server.url, max_connections=2, timeout=1)
     client = Client(redis.Redis(connection_pool=pool), prefix=keys.prefix, queue=keys.queue)
+    kept = []  # so that nothing is given back by being collected
     for _ in range(5):
         with client.stream("a", timeout_s=5) as stream:
             assert isinstance(next(stream), Queued)  # left in the middle
-        assert client.result("a", timeout_s=5).text == "Hello!"
+        kept.append(stream)
+        stream = client.stream("unknown", timeout_s=0.01)
         with pytest.raises(WaitTimeoutError):
-            client.result("unknown", timeout_s=0.01)
-        assert text_of(list(client.stream("a", timeout_s=5))) == "Hello!"  # read to its end, without `with`
+            next(stream)
+        kept.append(stream)
+        stream = client.stream("a", timeout_s=5)
+        assert text_of(list(stream)) == "Hello!"  # read to its end, without `with`
+        kept.append(stream)
+    assert client.result("a", timeout_s=5).text == "Hello!"
     pool.disconnect()
