@@ -63,7 +63,7 @@ def parse_options() -> Options:
     parser.add_argument("--corpus", type=Path, default=DEFAULT_OUT)
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     parser.add_argument("--checkpoint", type=Path, default=DEFAULT_OUT.parent / "checkpoint", help="saved on the way")
-    parser.add_argument("--steps", type=int, default=1900)
+    parser.add_argument("--steps", type=int, default=3400)
     parser.add_argument("--minutes", type=float, default=30.0, help="a limit on the training time")
     parser.add_argument("--rate", type=float, default=2e-3, help="the highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
@@ -99,24 +99,6 @@ def tokenised(tokenizer: PreTrainedTokenizerFast, documents: Sequence[dict[str, 
     return [[*encoding.ids, end] for encoding in tokenizer.backend_tokenizer.encode_batch(texts)]
 
 
-@torch.no_grad()
-def look_up(model: LlamaForCausalLM) -> None:
-    """Starts the second layer with heads that look for a token which the current one stood before: see `look_back`."""
-    config = model.config
-    size, half = config.head_dim, config.head_dim // 2
-    group = config.num_attention_heads // config.num_key_value_heads
-    first, second = (model.model.layers[index].self_attn for index in (0, 1))
-    # What the first layer's first head writes into a token about the one before it.
-    written = first.o_proj.weight[:, :size] @ first.v_proj.weight[:size]
-    written *= config.hidden_size**0.5 / written.norm()
-    # Only the slow half of the rotary pairs: the match must not depend on the distance.
-    slow = torch.cat([torch.arange(half // 2, half), torch.arange(half + half // 2, size)])
-    view = torch.randn(len(slow), config.hidden_size) * LOOK_UP_SCALE
-    second.k_proj.weight[slow] = view
-    for head in range(group):
-        second.q_proj.weight[head * size + slow] = view @ written
-
-
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
     """The number of a token that the vocabulary is known to hold."""
     number = tokenizer.convert_tokens_to_ids(token)
@@ -147,65 +129,6 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config)
     prepare(model)
     return model
-
-
-def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """The number of a token that the vocabulary is known to hold."""
-    number = tokenizer.convert_tokens_to_ids(token)
-    if not isinstance(number, int):
-        raise TypeError(f"{token!r} is not one token")
-    return number
-
-
-def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A fresh Llama with grouped-query attention and tied embeddings."""
-    end = token_id(tokenizer, END_OF_TEXT)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=5,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=CONTEXT_LENGTH,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
-    )
-    model = LlamaForCausalLM(config)
-    look_back(model)
-    look_up(model)
-    return model
-
-
-@torch.no_grad()
-def look_back(model: LlamaForCausalLM) -> None:
-    """Starts the first layer with heads that look at the tokens one, two and three places back.
-
-    Repeating a name from the prompt takes a chain of two heads: one that tells each token what stood before it, and
-    one in a later layer that looks for the place where the current token stood. Neither helps without the other, so
-    training takes long to find the pair by chance; it is given a rough one instead, and refines it.
-    """
-    config = model.config
-    attention = model.model.layers[0].self_attn
-    size, half = config.head_dim, config.head_dim // 2
-    group = config.num_attention_heads // config.num_key_value_heads
-    # One feature is the same in every token, so that a score can depend on the distance alone.
-    model.model.embed_tokens.weight[:, 0] = CONSTANT_FEATURE
-    attention.q_proj.weight[: group * size] = 0.0
-    attention.k_proj.weight[:size] = 0.0
-    for pair in range(LOOK_BACK_PAIRS):
-        angle = 10000.0 ** (-pair / half)
-        attention.k_proj.weight[pair, 0] = LOOK_BACK_SCALE
-        for head in range(group):
-            # The rotary embedding turns this back to zero at the wanted distance, where the score is highest.
-            turn = (head + 1) * angle
-            attention.q_proj.weight[head * size + pair, 0] = LOOK_BACK_SCALE * math.cos(turn)
-            attention.q_proj.weight[head * size + half + pair, 0] = -LOOK_BACK_SCALE * math.sin(turn)
 
 
 def loss_of(model: LlamaForCausalLM, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

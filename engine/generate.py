@@ -1,10 +1,13 @@
 """The engine without a queue: a list of prompts in, a list of completions out.
 
-from headrace.engine import LLM, SamplingOptions
+    from headrace.engine import LLM, SamplingOptions
 
-llm = LLM("path/to/model")
-for completion in llm.generate(["The water runs", "Das Rad"], SamplingOptions(max_tokens=32, temperature=0)):
-    print(completion.text)
+    llm = LLM("path/to/model")
+    options = SamplingOptions(max_tokens=32, temperature=0)
+    for completion in llm.generate(["The water runs", "Das Rad dreht sich"], options):
+        print(completion.text)
+
+Prompts are text or token ids, and as many of them run at once as the engine has places and blocks for.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .choice_text import ChoiceText
-from .load import load_engine
 from .stop_strings import StopMatcher
+from .threads import sleep_when_idle
 from .types import ChoiceOutput, EngineConfig, Finish, Request, SamplingOptions, TokenLogprobs
+
+sleep_when_idle()  # the next import brings in torch, after which it is too late
+from .load import load_engine  # noqa: E402
 
 __all__ = ["LLM", "Completion", "load_engine"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .connection import Failed, Link
+from .cluster import AnyLink
+from .connection import Failed
 from .lua import Args
 
 Handler = Callable[[Any], None]  # takes a reply, or `Failed`
@@ -27,11 +28,11 @@ class Batch:
         self._commands.append(command)
         self._handlers.append(handler)
 
-    def send(self, link: Link) -> None:
+    def send(self, link: AnyLink) -> None:
         """Send all commands; `finish` must follow."""
         link.start(self._commands)
 
-    def finish(self, link: Link) -> set[str]:
+    def finish(self, link: AnyLink) -> set[str]:
         """Read all replies and handle all outcomes. Returns the codes of those that failed."""
         outcomes = link.finish(len(self._commands))
         for handler, outcome in zip(self._handlers, outcomes, strict=True):

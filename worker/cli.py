@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, cast
 
 import typer
@@ -44,6 +45,9 @@ _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__bases__[0])
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with a code of `ExitCode`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no emoji shows a question mark, not an error
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

@@ -32,7 +32,7 @@ _NOT_ENOUGH: Final = object()
 # The command is not known to have done anything, and the reason passes: the same bytes again are right.
 AGAIN: Final = frozenset(
     {"LOST", "LOADING", "OOM", "READONLY", "MISCONF", "TRYAGAIN", "NOSCRIPT"}
-    | {"CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "BUSY"}
+    | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY"}
 )
 _hiredis: Any = hiredis  # its types say that a command has one argument
 _pack: Callable[[Args], bytes] = _hiredis.pack_command

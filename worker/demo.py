@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -23,7 +23,6 @@ from .demo_view import View, make_view
 from .embedded import EmbeddedServer, ServerOptions
 from .exit_codes import CommandError, ExitCode
 from .extra import require_extra
-from .model_place import DEMO_MODEL, model_place
 from .settings import DemoFlags
 from .status import read_status
 
@@ -117,25 +116,13 @@ def run_demo(settings: DemoFlags) -> ExitCode:
         fields = _settled_fields(worker, sum(track.num_tokens for track in tracks))
         code = worker.stop()
     view.show_totals(totals(tracks, fields))
-    decode = _decoder(settings.model)
     problems = [f"{each.prompt.title}: {problem}" for each in tracks if (problem := each.problem)]
-    if decode is not None:
-        problems += [f"{each.prompt.title}: {problem}" for each in tracks if (problem := each.text_problem(decode))]
     if code:
         problems.append(f"the worker ended with {code}")
     if problems:
         raise CommandError("; ".join(problems), ExitCode.DEMO_FAILED)
     view.say(_WHAT_NEXT)
     return ExitCode.OK
-
-
-def _decoder(model: str) -> Callable[[list[int]], str] | None:
-    """Decodes all tokens of an answer at once, another way than the worker's; None for models not known to allow it."""
-    if model != DEMO_MODEL:
-        return None
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(Path(model_place(model)) / "tokenizer.json")).decode
 
 
 def _settled_fields(worker: WorkerProcess, num_tokens: int) -> Mapping[str, str]:

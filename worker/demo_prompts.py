@@ -8,6 +8,7 @@ from typing import Any
 
 from ..clients.keys import Priority
 
+_MIN_TOKENS = 40  # a prompt may look like a whole text to a model: it still is to give something to see
 _MAX_TOKENS = 160
 _SAMPLED = {"temperature": 0.7, "top_p": 0.9}
 # Chats that begin alike: after the first, the prefix cache serves this part of the prompt.
@@ -46,10 +47,10 @@ def demo_prompts(own: Sequence[str] = ()) -> tuple[DemoPrompt, ...]:
         _chat("poem", "Write a short poem.", delay_s=0.3, temperature=0.0),
         _chat("emoji 🚀", "Show me an emoji of a rocket.", delay_s=0.3, max_tokens=40, temperature=0.0),
         _chat("question", "What is the capital of France?", delay_s=0.3, max_tokens=40, temperature=0.0),
-        _chat("질문", "한국의 수도는 어디예요?", delay_s=0.3, max_tokens=40, temperature=0.0),
+        _chat("질문", "한국의 수도는 어디인가요?", delay_s=0.3, max_tokens=40, temperature=0.0),
         _chat("joke", "Tell me a joke.", delay_s=0.3, max_tokens=60, temperature=0.0),
         _story("story", "In a quiet village lived", priority="low", delay_s=0.3, seed=6),
-        _story("이야기", "어느 날 아침", priority="low", delay_s=0.3, seed=7),
+        _story("이야기", "옛날 어느 마을에", priority="low", delay_s=0.3, seed=7),
         _story("story", "There once was a clock that", priority="low", delay_s=0.3, seed=9),
         _chat("in a hurry", "Hello!", priority="high", delay_s=0.5, max_tokens=24, temperature=0.0),
         *(_story("yours", text, seed=100 + i) for i, text in enumerate(own)),
@@ -59,7 +60,7 @@ def demo_prompts(own: Sequence[str] = ()) -> tuple[DemoPrompt, ...]:
 def _story(
     title: str, prompt: str, *, priority: Priority = "normal", delay_s: float = 0.0, **options: object
 ) -> DemoPrompt:
-    job = {"prompt": prompt, "max_tokens": _MAX_TOKENS, **_SAMPLED, **options}
+    job = {"prompt": prompt, "min_tokens": _MIN_TOKENS, "max_tokens": _MAX_TOKENS, **_SAMPLED, **options}
     return DemoPrompt(title, prompt, job, priority, delay_s)
 
 

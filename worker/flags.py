@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import SecretStr, ValidationError
-from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .connection_url import redact
@@ -87,7 +86,11 @@ def _flags_as_declared(settings_type: type[FlagSettings]) -> Iterator[FlagInfo]:
             is_bool=kind is bool,
             is_list=get_origin(kind) in (list, tuple),
             metavar=flag.metavar or _metavar(kind),
-            default=flag.default if flag.default is not None else _default_text(info.default, flag),
+            default=flag.default
+            if flag.default is not None
+            else ""
+            if info.is_required()
+            else _default_text(info.default, flag),
         )
 
 
@@ -140,7 +143,9 @@ def _metavar(kind: Any) -> str:
 
 
 def _default_text(default: object, flag: Flag) -> str:
-    if default is None or default is PydanticUndefined or default == ():
+    if flag.default is not None:
+        return flag.default
+    if default is None or default == ():
         return ""
     if isinstance(default, bool):
         return "on" if default else "off"

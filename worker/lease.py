@@ -17,7 +17,8 @@ from typing import Any
 from ..clients.events import JobRef
 from . import lua
 from .clock import ServerClock
-from .connection import Failed, Link
+from .cluster import AnyLink
+from .connection import Failed
 from .log import Log
 from .lua import Args
 from .options import WorkerSettings
@@ -100,7 +101,7 @@ class LeaseThread:
 
     def __init__(
         self,
-        link: Link,
+        link: AnyLink,
         leases: Leases,
         settings: WorkerSettings,
         worker: str,
@@ -121,6 +122,10 @@ class LeaseThread:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-leases", daemon=True)
 
+    def heartbeat(self, *, stalled: bool) -> Args:
+        """The command that writes the worker's hash."""
+        return self._heartbeat(stalled)
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
@@ -128,7 +133,8 @@ class LeaseThread:
     def stop(self) -> None:
         """End the thread and close its connection."""
         self._stop.set()
-        self._thread.join(timeout=self._settings.socket_timeout_s + 1)
+        if self._thread.is_alive():  # not so where the worker could not start
+            self._thread.join(timeout=self._settings.socket_timeout_s + 1)
         self._link.close()
 
     def _run(self) -> None:

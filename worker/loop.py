@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from .batch import Batch
 from .begin import Beginner
-from .connection import AGAIN, Link
+from .cluster import AnyLink
+from .connection import AGAIN
 from .context import Context
 from .control import Control
 from .drain import Drain
@@ -54,7 +55,7 @@ class Parts:
 class Loop:
     """Owns no rules: it calls the parts in order, and carries entries from one to the next."""
 
-    def __init__(self, context: Context, engine: Engine, control: Control, link: Link, parts: Parts) -> None:
+    def __init__(self, context: Context, engine: Engine, control: Control, link: AnyLink, parts: Parts) -> None:
         self._context = context
         self._engine = engine
         self._control = control

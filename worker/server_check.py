@@ -12,13 +12,20 @@ LEAST_REDIS: Final = (7, 0)
 LEAST_VALKEY: Final = (7, 2)
 
 
-def check_server(link: Link) -> None:
-    """Look at a connected server. Raises ServerUnsuitableError, ServerUnavailableError."""
+def check_server(link: Link) -> dict[str, str]:
+    """Look at a connected server; what it says of itself. Raises ServerUnsuitableError, ServerUnavailableError."""
     outcomes = link.exchange([(b"INFO", b"server"), (b"INFO", b"memory")])
     for outcome in outcomes:
         if isinstance(outcome, Failed):
             raise ServerUnavailableError(f"the server does not tell what it is: {outcome.code} {outcome.message}")
-    check_info(dict(pair for outcome in outcomes if isinstance(outcome, bytes) for pair in info_pairs(outcome)))
+    info = dict(pair for outcome in outcomes if isinstance(outcome, bytes) for pair in info_pairs(outcome))
+    check_info(info)
+    return info
+
+
+def is_cluster(info: dict[str, str]) -> bool:
+    """Whether a server is a node of a cluster, by what INFO says."""
+    return "cluster" in {info.get("redis_mode"), info.get("server_mode")}
 
 
 def info_pairs(text: bytes) -> list[tuple[str, str]]:
@@ -36,8 +43,6 @@ def check_info(info: dict[str, str]) -> None:
     if version_of(version) < least:
         wanted = ".".join(map(str, least))
         raise ServerUnsuitableError(f"the server is {name} {version or 'of unknown version'}: use {wanted} or later")
-    if info.get("redis_mode") == "cluster" or info.get("server_mode") == "cluster":
-        raise ServerUnsuitableError("the server is a node of a cluster, which is not built yet: use a single server")
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise ServerUnsuitableError(

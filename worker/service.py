@@ -15,23 +15,22 @@ from ..engine.types import ModelInfo, Tokenizer
 from . import lua
 from .begin import Beginner
 from .clock import ServerClock
-from .connection import Failed, Link
-from .connection_url import redact
+from .connection import Failed
 from .context import Context
 from .control import Control
 from .drain import Drain
-from .errors import LinkError, ServerUnavailableError
+from .errors import ServerUnavailableError
 from .heartbeat import Heartbeat
 from .held import Held, Memory, Stage
 from .inbox import Inbox
 from .lease import Leases, LeaseThread
+from .links import Links, make_links
 from .log import Counters, Log, make_log
 from .loop import Loop, Parts
 from .options import WorkerSettings
 from .outbox import Outbox
 from .prepare import PreparePool
 from .running import Running
-from .server_check import check_server
 from .settle import Settler
 from .start import Starter
 from .waiter import Waiter
@@ -64,13 +63,11 @@ def run(
         service.close()
 
 
-@dataclass(slots=True)
-class _Links:
-    """Three connections, so that none waits for another: writing, waiting for jobs, renewing leases."""
-
-    writing: Link
-    waiting: Link
-    leases: Link
+@dataclass(frozen=True, slots=True)
+class _Started:
+    links: Links
+    leases: LeaseThread
+    loop: Loop
 
 
 class Service:
@@ -86,14 +83,15 @@ class Service:
         control: Control | None = None,
         log: Log | None = None,
     ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
         self._control = control or Control()
-        self._settings = settings
-        worker = worker_name()
+        self._started: _Started | None = None
         leases = Leases(settings)
         self.context = Context(
             settings=settings,
             keys=Keys(settings.prefix, settings.queue),
-            worker=worker,
+            worker=worker_name(),
             model=model_info,
             log=log or make_log(),
             counters=Counters(),
@@ -102,62 +100,69 @@ class Service:
             memory=Memory(leases),
             stats=engine.stats(),
         )
-        self._links = _Links(
-            writing=Link(settings.url, settings.socket_timeout_s, f"{worker}:writing"),
-            waiting=Link(settings.url, settings.socket_timeout_s, f"{worker}:waiting"),
-            leases=Link(settings.url, settings.socket_timeout_s, f"{worker}:leases"),
-        )
         self._pool: PreparePool[Any] = PreparePool(
             settings.num_prepare_threads, settings.prepare_timeout_s, self._control.wake
         )
-        self._build(engine, tokenizer)
 
-    def _build(self, engine: Engine, tokenizer: Tokenizer) -> None:
-        context, control, settings = self.context, self._control, self._settings
+    @property
+    def links(self) -> Links:
+        """The connections. Raises RuntimeError before `start`."""
+        return self._parts().links
+
+    @property
+    def loop(self) -> Loop:
+        """The step loop. Raises RuntimeError before `start`."""
+        return self._parts().loop
+
+    def _parts(self) -> _Started:
+        if self._started is None:
+            raise RuntimeError("the worker has not been started")
+        return self._started
+
+    def start(self) -> None:
+        """Connect, look at the server, announce the worker. Raises StartupError."""
+        context = self.context
+        links = make_links(context.settings, context.keys, context.worker)
+        self._started = started = self._build(links)
+        sent_s = time.monotonic()
+        time_reply, beat = links.writing.exchange([(b"TIME",), started.leases.heartbeat(stalled=False)])
+        if isinstance(beat, Failed):
+            raise ServerUnavailableError(f"the server takes no writes: {beat.code} {beat.message}")
+        context.clock.set(time_reply, sent_s)
+        started.leases.start()
+        context.log.info("ready", worker=context.worker, queue=context.settings.queue)
+
+    def _build(self, links: Links) -> _Started:
+        context, control, engine, pool = self.context, self._control, self._engine, self._pool
+        settings = context.settings
         outbox = Outbox(context)
         running = Running(context, outbox, engine)
-        starter = Starter(context, outbox, running, engine, tokenizer, self._pool)
-        beginner = Beginner(context, outbox, starter, self._pool)
+        starter = Starter(context, outbox, running, engine, self._tokenizer, pool)
+        beginner = Beginner(context, outbox, starter, pool)
 
         def on_held(held: Held) -> None:
             if held.stage is Stage.DECODE:
                 beginner.decode(held)
 
         inbox = Inbox(context, on_held)
-        waiter = Waiter(
-            self._links.waiting, control, inbox, block_s=settings.block_s, slack_s=settings.socket_timeout_s
+        waiter = Waiter(links.waiting, control, inbox, block_s=settings.block_s, slack_s=settings.socket_timeout_s)
+        drain = Drain(context, control, running)
+        settler = Settler(context, outbox=outbox, beginner=beginner, starter=starter, running=running, pool=pool)
+        parts = Parts(inbox, outbox, beginner, running, settler, waiter, drain)
+        return _Started(
+            links=links,
+            leases=LeaseThread(
+                links.leases,
+                context.leases,
+                settings,
+                context.worker,
+                context.log,
+                clock=context.clock,
+                heartbeat=Heartbeat(context, drain).command,
+                wake=control.wake,
+            ),
+            loop=Loop(context, engine, control, links.writing, parts),
         )
-        self.drain = Drain(context, control, running)
-        self._heartbeat = Heartbeat(context, self.drain)
-        self._lease_thread = LeaseThread(
-            self._links.leases,
-            context.leases,
-            settings,
-            context.worker,
-            context.log,
-            clock=context.clock,
-            heartbeat=self._heartbeat.command,
-            wake=control.wake,
-        )
-        settler = Settler(context, outbox=outbox, beginner=beginner, starter=starter, running=running, pool=self._pool)
-        parts = Parts(inbox, outbox, beginner, running, settler, waiter, self.drain)
-        self.loop = Loop(context, engine, control, self._links.writing, parts)
-
-    def start(self) -> None:
-        """Connect, look at the server, announce the worker. Raises StartupError."""
-        link = self._links.writing
-        try:
-            link.connect()
-        except LinkError as error:
-            raise ServerUnavailableError(f"no server at {redact(self._settings.url)}: {error}") from error
-        check_server(link)
-        sent_s = time.monotonic()
-        time_reply, beat = link.exchange([(b"TIME",), self._heartbeat.command(False)])
-        if isinstance(beat, Failed):
-            raise ServerUnavailableError(f"the server takes no writes: {beat.code} {beat.message}")
-        self.context.clock.set(time_reply, sent_s)
-        self._lease_thread.start()
-        self.context.log.info("ready", worker=self.context.worker, queue=self._settings.queue)
 
     def run(self) -> int:
         """Serve to the end. Returns the exit code."""
@@ -168,8 +173,9 @@ class Service:
 
     def _leave(self) -> None:
         """Take this worker's name off the queue, where nothing is pending under it."""
-        self._lease_thread.stop()
-        link, context = self._links.writing, self.context
+        started, context = self._parts(), self.context
+        started.leases.stop()
+        link = started.links.writing
         if link.ensure():
             leave = lua.call(lua.LEAVE, context.keys.all_jobs, (context.worker,))
             link.exchange([leave, (b"DEL", context.keys.worker(context.worker))])
@@ -177,10 +183,10 @@ class Service:
 
     def close(self) -> None:
         """Release threads and sockets, whatever state they are in."""
-        self._lease_thread.stop()
+        if self._started is not None:
+            self._started.leases.stop()
+            self._started.links.close()
         self._pool.close()
-        for link in (self._links.writing, self._links.waiting, self._links.leases):
-            link.close()
 
 
 def worker_name() -> str:

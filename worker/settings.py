@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from annotated_types import Ge, Gt, Le
-from pydantic import AfterValidator, BeforeValidator, SecretStr, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
 from pydantic_settings import NoDecode
 
 from ..engine.types import EngineConfig
@@ -21,10 +20,10 @@ _WORKER = WorkerSettings()
 NAME_RULE = "1 to 64 characters of A–Z a–z 0–9 _ . -"
 DURATION_RULE = "a duration such as 30s, 5m or 250ms"
 
-Seconds = Annotated[float, BeforeValidator(parse_duration_s), Ge(0)]
+Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
 Url = Annotated[SecretStr, AfterValidator(lambda url: SecretStr(check_url(url.get_secret_value())))]
-Count = Annotated[int, Ge(1)]
+Count = Annotated[int, Field(ge=1)]
 # On the command line the flag may be repeated; its variable holds one text (NoDecode: not a JSON list).
 Texts = Annotated[
     tuple[str, ...], NoDecode, BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
@@ -92,8 +91,7 @@ class EngineFlags(FlagSettings):
     ] = None
     gpu_memory_utilization: Annotated[
         float,
-        Gt(0),
-        Le(1),
+        Field(gt=0, le=1),
         Flag("share of the memory for model and KV cache", "a number above 0 and at most 1", panel="Engine"),
     ] = _ENGINE.gpu_memory_utilization
     kv_cache_dtype: Annotated[
@@ -147,7 +145,7 @@ class WorkerFlags(ServerFlags, EngineFlags):
         bool, Flag("start a server of one's own on loopback and use it", "true or false", panel="Server")
     ] = False
     port: Annotated[
-        Annotated[int, Ge(1), Le(65535)] | None,
+        Annotated[int, Field(ge=1, le=65535)] | None,
         BeforeValidator(_not_of_kubernetes),
         Flag("port of the embedded server", "an integer from 1 to 65535", panel="Server", default="a free one"),
     ] = None
@@ -157,7 +155,7 @@ class WorkerFlags(ServerFlags, EngineFlags):
     ] = None
     lease: Annotated[
         Seconds,
-        Ge(1),
+        Field(ge=1),
         Flag(
             "a job whose worker is silent for so long goes to another; one value per queue",
             f"{DURATION_RULE}, at least 1s",
@@ -167,7 +165,7 @@ class WorkerFlags(ServerFlags, EngineFlags):
     ] = _WORKER.lease_s
     watchdog: Annotated[
         Seconds,
-        Gt(0),
+        Field(gt=0),
         Flag("leases are not renewed once a step takes so long", DURATION_RULE, metavar="DURATION", panel="Worker"),
     ] = _WORKER.watchdog_s
     drain_timeout: Annotated[
@@ -184,7 +182,7 @@ class WorkerFlags(ServerFlags, EngineFlags):
     ] = _WORKER.max_attempts
     queue_ttl: Annotated[
         Seconds,
-        Gt(3600),
+        Field(gt=3600),
         Flag(
             "life of a request that has not ended; one value per queue",
             f"{DURATION_RULE}, above 1h",
@@ -194,11 +192,11 @@ class WorkerFlags(ServerFlags, EngineFlags):
     ] = _WORKER.queue_ttl_s
     result_ttl: Annotated[
         Seconds,
-        Gt(0),
+        Field(gt=0),
         Flag("how long an answer can be read once it is complete", DURATION_RULE, metavar="DURATION", panel="Worker"),
     ] = _WORKER.result_ttl_s
     max_payload: Annotated[
-        Annotated[int, BeforeValidator(parse_size_bytes), Ge(1)],
+        Annotated[int, BeforeValidator(parse_size_bytes), Field(ge=1)],
         Flag("largest payload of a job", "a size such as 8MiB or 500KB", metavar="SIZE", panel="Worker"),
     ] = _WORKER.max_payload_bytes
     burst: Annotated[bool, Flag("end once the queue is empty", "true or false", panel="Worker")] = False

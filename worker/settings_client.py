@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le
 from pydantic import Field, StringConstraints
 
 from .flags import Flag, FlagSettings
@@ -25,15 +24,17 @@ class SubmitFlags(ServerFlags):
         str | None, Flag("system message of the chat; implies --chat", "text", metavar="TEXT", panel="Job")
     ] = None
     max_tokens: Annotated[Count, Flag("longest output", "an integer from 1", panel="Job")] = 256
-    temperature: Annotated[float, Ge(0), Flag("0 is greedy", "a number from 0", panel="Job")] = 1.0
-    top_p: Annotated[float, Gt(0), Le(1), Flag("nucleus sampling", "a number above 0, at most 1", panel="Job")] = 1.0
-    top_k: Annotated[int, Ge(0), Flag("sample from so many; 0 is off", "an integer from 0", panel="Job")] = 0
+    temperature: Annotated[float, Field(ge=0), Flag("0 is greedy", "a number from 0", panel="Job")] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1), Flag("nucleus sampling", "a number above 0, at most 1", panel="Job")] = (
+        1.0
+    )
+    top_k: Annotated[int, Field(ge=0), Flag("sample from so many; 0 is off", "an integer from 0", panel="Job")] = 0
     seed: Annotated[
-        Annotated[int, Ge(0), Le(2**63 - 1)] | None,
+        Annotated[int, Field(ge=0, le=2**63 - 1)] | None,
         Flag("seed of the noise", "an integer from 0 to 2⁶³−1", panel="Job", default="drawn at random"),
     ] = None
     stop: Annotated[Texts, Flag("end before this text; may be repeated", "text", metavar="TEXT", panel="Job")] = ()
-    n: Annotated[int, Ge(1), Le(16), Flag("choices", "an integer from 1 to 16", panel="Job")] = 1
+    n: Annotated[int, Field(ge=1, le=16), Flag("choices", "an integer from 1 to 16", panel="Job")] = 1
     id: Annotated[
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:\-]{1,128}$")] | None,
         Flag(
@@ -48,7 +49,7 @@ class SubmitFlags(ServerFlags):
     as_json: AsJson = False
     timeout: Annotated[
         Seconds | None,
-        Gt(0),
+        Field(gt=0),
         Flag("longest wait between two entries", DURATION_RULE, metavar="DURATION", panel="Output", default="none"),
     ] = None
 
@@ -63,7 +64,7 @@ class TailFlags(ServerFlags):
     as_json: AsJson = False
     timeout: Annotated[
         Seconds | None,
-        Gt(0),
+        Field(gt=0),
         Flag("longest wait between two entries", DURATION_RULE, metavar="DURATION", panel="Output"),
     ] = 30.0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from .connection import Failed, Link
+from .cluster import AnyLink
+from .connection import Failed
 from .control import Control
 from .errors import LinkError
 from .inbox import Inbox
@@ -15,7 +16,7 @@ _WITHOUT_CONNECTION_S = 0.05
 class Waiter:
     """A blocking read stays in flight when something else wakes the loop; its reply is taken whenever it comes."""
 
-    def __init__(self, link: Link, control: Control, inbox: Inbox, *, block_s: float, slack_s: float) -> None:
+    def __init__(self, link: AnyLink, control: Control, inbox: Inbox, *, block_s: float, slack_s: float) -> None:
         self._link = link
         self._control = control
         self._inbox = inbox

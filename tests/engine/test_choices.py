@@ -60,6 +60,21 @@ def test_the_source_of_a_copy_is_held_until_the_step_that_copies_is_over() -> No
     drive.assert_as_alone()
 
 
+def test_a_choice_that_ends_while_its_copy_is_in_flight_leaves_nothing_even_if_the_step_fails() -> None:
+    drive = three(caching=False)
+    drive.step()
+    scheduler = drive.engine._scheduler
+    plan = scheduler.plan()
+    assert plan.copies == ((1, 2), (1, 3))
+    drive.engine.finish("a", 1)
+    scheduler.check()
+    scheduler.cancel(plan.step)
+    assert refs(drive)[:4] == [2, 2, 0, 0]
+    drive.run()
+    drive.assert_as_alone()
+    drive.assert_idle()
+
+
 def test_the_last_holder_of_a_shared_block_writes_in_place() -> None:
     drive = driver(num_blocks=16, block_size=4, caching=False)
     drive.add("a", PROMPT, n=2, temperature=1, max_tokens=7, ignore_eos=True)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "passive"
-)  # read when torch is imported: spinning threads disturb a shared machine
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from headrace.kernels.backend import Backend, choose_backend, open_library
-from headrace.kernels.errors import BuildError
+from headrace.engine.threads import sleep_when_idle
+
+if TYPE_CHECKING:
+    from headrace.kernels.backend import Backend
+
+sleep_when_idle()  # which must be said before torch is imported: here that happens in functions
 
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """Fill new tensors with NaN, or the largest integer, instead of whatever the memory held."""
+    import torch
+
     before = torch.utils.deterministic.fill_uninitialized_memory
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True)
@@ -29,6 +30,8 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -38,11 +41,16 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.fixture
 def best_ops() -> Backend:
     """The compiled kernels, or plain torch where there are none: for tests that take many draws."""
+    from headrace.kernels.backend import choose_backend, open_library
+
     return choose_backend("auto", "cpu", open_library())
 
 
 @pytest.fixture(params=["cpu", "torch"])
 def ops(request: pytest.FixtureRequest) -> Backend:
+    from headrace.kernels.backend import choose_backend, open_library
+    from headrace.kernels.errors import BuildError
+
     library = open_library()
     if request.param == "cpu" and isinstance(library, BuildError):
         pytest.skip(f"no compiled kernels here: {library}")

@@ -155,26 +155,27 @@ def test_a_query_cache_of_other_type(ops: Backend) -> None:
     assert_close(case.run(ops), dense_attention(case))
 
 
-def test_bits_do_not_depend_on_chunks_or_neighbours(ops: Backend, threads: int) -> None:
+@pytest.mark.parametrize("window", [0, 45])
+def test_bits_do_not_depend_on_chunks_or_neighbours(ops: Backend, threads: int, window: int) -> None:
     whole = make_case([(130, 130)], heads=6, kv_heads=2, head_dim=24, padding=0)
-    want = whole.run(ops)
-    one = whole.block_table[:1]
+    want = whole.run(ops, window=window)
     others = make_case([(77, 1), (50, 33), (130, 2)], heads=6, kv_heads=2, head_dim=24, seed=1)
     cache = [torch.cat(pair) for pair in ((whole.k_cache, others.k_cache), (whole.v_cache, others.v_cache))]
-    table = torch.full((4, max(one.shape[1], others.block_table.shape[1])), NOBODY, dtype=torch.int32)
+    table = torch.full((4, max(whole.block_table.shape[1], others.block_table.shape[1])), NOBODY, dtype=torch.int32)
     table[1:, : others.block_table.shape[1]] = others.block_table + len(whole.k_cache)
-    table[0, : one.shape[1]] = one
-    for size in (1, 7, 64, 130):
-        for begin in range(0, 130, size):
+    table[0, : whole.block_table.shape[1]] = whole.block_table[0]
+    cuts = {1: range(0, 130, 3), 7: range(0, 130, 7), 64: range(0, 130, 64), 130: (0,)}
+    for size, begins in cuts.items():
+        for begin in begins:
             end = min(begin + size, 130)
             rows = whole.query[begin:end]
             paging = Paging(table[:1], torch.tensor([0, end - begin]).int(), torch.tensor([end]).int())
-            alone = ops.paged_attention(rows, *cache, paging, 0.25)
+            alone = ops.paged_attention(rows, *cache, paging, 0.25, window)
             assert torch.equal(alone, want[begin:end]), f"queries {begin} to {end}, alone"
             starts = torch.cat((torch.zeros(1), end - begin + others.query_start)).int()
             kv_len = torch.cat((torch.tensor([end]), others.kv_len)).int()
             batch = torch.cat((rows, others.query))
-            beside = ops.paged_attention(batch, *cache, Paging(table, starts, kv_len), 0.25)
+            beside = ops.paged_attention(batch, *cache, Paging(table, starts, kv_len), 0.25, window)
             assert torch.equal(beside[: end - begin], want[begin:end]), f"queries {begin} to {end}, beside others"
 
 

@@ -78,6 +78,19 @@ def test_noise_is_finite_at_both_ends_of_the_uniform() -> None:
     assert abs(noise.std().item() - math.pi / math.sqrt(6)) < 0.01
 
 
+@pytest.mark.parametrize(("position", "token"), [(13, 383_325), (128, 384_563)])
+def test_a_uniform_that_rounds_to_one_does_no_harm(ops: Backend, position: int, token: int) -> None:
+    # their words are 0xFFFFFFC8 and 0xFFFFFFF4: in float32, u is 1 and its noise would be infinite
+    assert int(token_words(0, 0, position, torch.tensor([token]))) >= 0xFFFFFFC0
+    scores = torch.full((2, token + 3), float("-inf"))
+    scores[:, token] = 2.0
+    drawn = ops.sample(scores, parameters(2, position=[position, position], top_k=[0, 1]))
+    assert drawn.tolist() == [token, token]
+    scores[:, token - 1] = 2.0
+    drawn = ops.sample(scores, parameters(2, position=[position, position], top_k=[0, 2]))
+    assert drawn.tolist() == [token - 1, token - 1]
+
+
 def test_frequencies_are_the_softmax(best_ops: Backend) -> None:
     rows, vocab = 4000, 40
     scores = torch.randn((1, vocab), generator=torch.Generator().manual_seed(0)) * 1.5

@@ -210,6 +210,15 @@ class Rig:
         wait_until(lambda: not self._ended_jobs(), 5.0, "ended requests leave the queue")
         check_all(self.client, self.prefix, self.submitted, open_ids=self.open_ids)
 
+    def close(self) -> None:
+        """Stop the workers, check, and leave nothing behind."""
+        for worker in self.workers:
+            if worker.is_alive:
+                worker.stop(2)
+        if self.check_at_end:
+            self.check()
+        self.client.close()
+
     def _ended_jobs(self) -> list[str]:
         ids = [
             fields.get(b"id", b"").decode("utf-8", "replace")
@@ -231,24 +240,16 @@ def abandon(rig: Rig, request_id: str, job: Mapping[str, Any] | None = None) -> 
     return entry_id
 
 
-def _close(rig: Rig) -> None:
-    for worker in rig.workers:
-        if worker.is_alive:
-            worker.stop(2)
-    if rig.check_at_end:
-        rig.check()
-    rig.client.close()
-
-
 @pytest.fixture
 def rig(server: Server, prefix: str) -> Iterator[Rig]:
     """A queue on the shared server; after the test the invariants are checked over all of it."""
     made = Rig(server, prefix, server.client())
     yield made
-    _close(made)
-    keys = list(made.client.scan_iter(match=f"{prefix}:*", count=1000))
-    if keys:
-        made.client.delete(*keys)
+    made.close()
+    with server.client() as client:
+        keys = list(client.scan_iter(match=f"{prefix}:*", count=1000))
+        if keys:
+            client.delete(*keys)
 
 
 @pytest.fixture
@@ -262,4 +263,4 @@ def rig_on() -> Iterator[Callable[[Server], Rig]]:
 
     yield make
     for each in made:
-        _close(each)
+        each.close()

@@ -5,12 +5,9 @@ Before each step every block that nobody owns is filled with NaN, and after it t
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cache
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
 
 import pytest
 import torch

@@ -1,7 +1,8 @@
 """Fixtures of this folder: they live in tests/support, one file per kind."""
 
+from tests.support.cluster import cluster
 from tests.support.proxy import proxy_to
 from tests.support.rig import rig, rig_on
 from tests.support.worker_process import start_worker
 
-__all__ = ["proxy_to", "rig", "rig_on", "start_worker"]
+__all__ = ["cluster", "proxy_to", "rig", "rig_on", "start_worker"]

@@ -62,6 +62,15 @@ def test_submit_reads_standard_input(
     assert scribe.job["prompt"] == "물\nwater\n"
 
 
+def test_a_terminal_without_emoji_gets_question_marks(
+    spawn: Spawn, place: list[str], answering: Callable[..., None]
+) -> None:
+    answering(["a🌊b"])
+    process = spawn("submit", "hello", *place, variables={"PYTHONIOENCODING": "ascii"})
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "a?b\n", "")
+
+
 def test_submit_as_json_gives_every_entry(
     call: Callable[..., Outcome], place: list[str], answering: Callable[..., None]
 ) -> None:

@@ -133,7 +133,7 @@ def test_a_server_out_of_reach_for_a_while(proxy_to: Callable[..., Proxy], rig: 
     rig.add("my-1", {**JOB, "max_tokens": 60})
     rig.wait_tokens("my-1", 5)
     proxy.refuse()
-    wait_until(lambda: not worker.service._links.writing.is_connected)
+    wait_until(lambda: not worker.service.links.writing.is_connected)
     import time
 
     time.sleep(1.2)

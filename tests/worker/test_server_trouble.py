@@ -42,6 +42,21 @@ def test_the_group_destroyed_while_a_request_runs(rig: Rig) -> None:
     assert worker.is_alive
 
 
+def test_the_group_made_anew_while_a_request_runs(rig: Rig) -> None:
+    """The worker is given the entry a second time, while it runs it: that is no second request."""
+    worker = rig.worker(step_time_s=0.02, lease_s=30.0)
+    rig.add("my-1", {**JOB, "max_tokens": 60})
+    rig.wait_tokens("my-1", 3)
+    pipeline = rig.client.pipeline(transaction=True)
+    pipeline.xgroup_destroy(rig.keys.jobs(), "workers")
+    pipeline.xgroup_create(rig.keys.jobs(), "workers", "0")
+    pipeline.execute()
+    rig.wait_done("my-1")
+    rig.wait_empty()
+    assert worker.counters.attempts == 1
+    assert len(rig.started("my-1")) == 1
+
+
 def test_everything_flushed_while_idle_and_while_running(
     own_server: Callable[..., Server], rig_on: Callable[..., Rig]
 ) -> None:

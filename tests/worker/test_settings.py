@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,13 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HEADRACE_MAX_NUM_SEQ", "1")
     with pytest.raises(UsageError, match=r"HEADRACE_MAX_NUM_SEQ is no variable .* did you mean HEADRACE_MAX_NUM_SEQS"):
         refuse_misspelt_variables(known_variables())
+
+
+def test_every_variable_that_the_code_reads_is_known() -> None:
+    root = Path(__file__).resolve().parents[2]
+    for folder in ("kernels", "engine", "clients"):
+        for file in (root / folder).rglob("*.py"):
+            assert set(re.findall(r"HEADRACE_[A-Z_]+", file.read_text())) <= known_variables(), file
 
 
 def test_what_kubernetes_sets_beside_a_service_is_not_meant_for_us(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,6 @@ def test_a_server_that_evicts(own_server: Callable[..., Server], rig: Rig) -> No
     assert rig.worker(url=server.url).stop() == 0
 
 
-def test_a_node_of_a_cluster_is_refused_by_name(own_server: Callable[..., Server], rig: Rig) -> None:
-    with pytest.raises(ServerUnsuitableError, match="cluster"):
-        rig.worker(url=own_server("--cluster-enabled", "yes").url)
-
-
 @pytest.mark.parametrize(
     ("info", "suits"),
     [

@@ -1,0 +1,106 @@
+"""Options and fixtures of the chaos suite.
+
+    --chaos-size short|full     how much: what `make test` can bear (the default), or what `make chaos` runs
+    --chaos-seed N              what random choices are made from; a run says which it used
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.chaos_workers import Nursery, Worker
+from tests.support.proxy import proxy_to
+
+__all__ = ["proxy_to"]
+_SHORT_SEED = 1
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("chaos")
+    group.addoption("--chaos-size", choices=("short", "full"), default="short", help="how much of the chaos suite")
+    group.addoption("--chaos-seed", type=int, default=None, help="what its random choices are made from")
+
+
+def _size(config: pytest.Config) -> str:
+    return str(config.getoption("--chaos-size", "short"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed = config.getoption("--chaos-seed", None)
+    if seed is None:
+        seed = _SHORT_SEED if _size(config) == "short" else secrets.randbelow(10**6)
+    config.stash[_SEED] = seed
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"chaos: size {_size(config)}, seed {config.stash[_SEED]}"
+
+
+_SEED = pytest.StashKey[int]()
+
+
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """What all random choices are made from."""
+    return pytestconfig.stash.get(_SEED, _SHORT_SEED)
+
+
+@pytest.fixture
+def chance(seed: int, request: pytest.FixtureRequest) -> random.Random:
+    """Random choices of this test."""
+    return random.Random(f"{seed} {request.node.name}")
+
+
+@pytest.fixture(scope="session")
+def is_full(pytestconfig: pytest.Config) -> bool:
+    """Whether this is the full size."""
+    return _size(pytestconfig) == "full"
+
+
+@pytest.fixture(autouse=True)
+def progress(request: pytest.FixtureRequest, is_full: bool) -> Iterator[Callable[[str], None]]:
+    """`progress(text)`: in a full run, a line about how far the test is; each test has one when it begins and ends."""
+    begun_s = time.monotonic()
+
+    def tell(text: str) -> None:
+        if is_full:
+            sys.stderr.write(f"[{time.strftime('%H:%M:%S')}] {request.node.name}: {text}\n")
+
+    tell("begins")
+    yield tell
+    tell(f"ends after {time.monotonic() - begun_s:.1f} s")
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """The program that forks workers; one for the whole run."""
+    started = Nursery(tmp_path_factory.mktemp("workers"))
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def spawn(nursery: Nursery, prefix: str) -> Iterator[Callable[..., Worker]]:
+    """`spawn(server_or_proxy, **options)`: a worker on the queue `default` under `prefix`; it ends with the test."""
+    started: list[Worker] = []
+
+    def start(server: Any, **options: Any) -> Worker:
+        started.append(nursery.spawn(server.url, prefix, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path

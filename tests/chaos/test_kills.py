@@ -1,0 +1,63 @@
+"""Workers killed and frozen all along, on a network that loses replies: every request is told once, whole, in order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.chaos_checker import judge
+from tests.support.chaos_fleet import Fleet, run_to_the_end, submit_while
+from tests.support.chaos_load import Producer, make_job
+from tests.support.chaos_trouble import NetworkTrouble
+from tests.support.chaos_workers import Worker
+from tests.support.proxy import Proxy
+from tests.support.server import Server
+
+
+@pytest.fixture
+def producer(server: Server, prefix: str, chance: random.Random) -> Iterator[Producer]:
+    raw = server.client()
+    made = Producer(server.url, raw, prefix, chance)
+    yield made
+    made.close()
+    keys = list(raw.scan_iter(match=f"{prefix}:*", count=1000))
+    if keys:
+        raw.delete(*keys)
+    raw.close()
+
+
+def test_jobs_survive_kills_freezes_and_a_bad_network(
+    server: Server,
+    prefix: str,
+    producer: Producer,
+    proxy_to: Callable[..., Proxy],
+    spawn: Callable[..., Worker],
+    chance: random.Random,
+    progress: Callable[[str], None],
+    is_full: bool,
+) -> None:
+    num_jobs, kills, freezes = (1000, 50, 20) if is_full else (80, 5, 2)
+    pause_s = 2.0 if is_full else 1.2
+    proxy = proxy_to(server)
+    fleet = Fleet(lambda: spawn(proxy, step_time_s=0.01, max_num_seqs=12), 3, chance)
+    trouble = NetworkTrouble(proxy, chance, pause_s=0.25)
+    jobs = {f"job-{number}": make_job(chance) for number in range(num_jobs)}
+    submit_while(fleet, producer, jobs, over_s=pause_s * (kills + freezes))
+    raw = server.client()
+    fleet.fire(kills, freezes, pause_s, *[raw.script_flush] * (kills // 5))
+    run_to_the_end(fleet, producer, progress, limit_s=600 if is_full else 90)
+    trouble.end()
+    fleet.stop()
+    found = judge(raw, prefix, producer.jobs)
+    progress(
+        f"{fleet.num_kills} kills, {fleet.num_freezes} freezes, network {dict(trouble.done)}: "
+        f"{len(found.reports)} ends {dict(found.reasons)}, {found.num_attempts} attempts, {len(found.dead)} dead"
+    )
+    assert (fleet.num_kills, fleet.num_freezes) == (kills, freezes)
+    assert set(found.reasons) <= {"stop", "length"}, found.errors
+    assert len(found.reports) == num_jobs
+    assert found.dead == []
+    assert found.num_attempts > num_jobs  # somebody was hit
+    raw.close()

@@ -1,0 +1,109 @@
+"""The queue of one chaos test: jobs in, what the server says of them, and the verdict at the end."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import redis
+
+from headrace.clients.keys import Keys
+from tests.support.chaos_checker import Judgement, Report, judge, read_report
+from tests.support.chaos_load import Job, Producer
+from tests.support.server import Server
+from tests.support.worker_process import wait_until
+
+
+class ChaosQueue:
+    """The queue `default` under a prefix of its own."""
+
+    def __init__(self, server: Server, prefix: str, chance: random.Random) -> None:
+        self.server = server
+        self.prefix = prefix
+        self.raw: redis.Redis = server.client()
+        self.keys = Keys(prefix, "default")
+        self.producer = Producer(server.url, self.raw, prefix, chance)
+        self.judged = False
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self.server.url
+
+    @property
+    def jobs(self) -> dict[str, Job]:
+        """Everything asked for."""
+        return self.producer.jobs
+
+    def add(self, request_id: str, **job: Any) -> str:
+        """Add a bare job of normal priority; the id of its entry."""
+        self.jobs[request_id] = job
+        entry = {"id": request_id, "json": json.dumps(job)}
+        return str(self.raw.xadd(self.keys.jobs(), entry).decode())
+
+    def report(self, request_id: str) -> Report:
+        """What a stream tells so far."""
+        return read_report(self.raw.xrange(self.keys.out(request_id)))
+
+    def num_tokens(self, request_id: str) -> int:
+        """Tokens told so far, over all choices."""
+        return self.report(request_id).num_tokens
+
+    def wait_tokens(self, request_id: str, count: int) -> None:
+        """Wait until so many are told."""
+        wait_until(lambda: self.num_tokens(request_id) >= count, 20, f"{count} tokens of {request_id}")
+
+    def wait_attempts(self, request_id: str, count: int, timeout_s: float = 20.0) -> None:
+        """Wait until so many attempts have begun."""
+        wait_until(lambda: len(self.report(request_id).attempts) >= count, timeout_s, f"{count} attempts")
+
+    def wait_empty(self, timeout_s: float = 60.0) -> None:
+        """Wait until every job is acknowledged."""
+        wait_until(lambda: self.producer.num_left() == 0, timeout_s, "no job is left")
+
+    def owner(self, entry_id: str) -> str | None:
+        """Whose an entry is; None if it is pending for nobody."""
+        rows = self.raw.xpending_range(self.keys.jobs(), "workers", entry_id, entry_id, 1)
+        return rows[0]["consumer"].decode() if rows else None
+
+    def now_ms(self) -> int:
+        """The server's clock."""
+        seconds, micros = self.raw.time()
+        return int(seconds * 1000 + micros // 1000)
+
+    def judge(self, **options: Any) -> Judgement:
+        """The verdict over everything, when all has come to rest."""
+        self.wait_empty()
+        self.judged = True
+        return judge(self.raw, self.prefix, self.jobs, **options)
+
+    def close(self) -> None:
+        """Delete what is left, and give the connections back."""
+        self.producer.close()
+        keys = list(self.raw.scan_iter(match=f"{self.prefix}:*", count=1000))
+        if keys:
+            self.raw.delete(*keys)
+        self.raw.close()
+
+
+def closing(made: list[ChaosQueue]) -> None:
+    """End of a fixture: none may go without its verdict."""
+    for each in made:
+        each.close()
+    assert all(each.judged for each in made), "a test ended without a verdict on its queue"
+
+
+def unstalled(what: Callable[[], None], is_stalled: Callable[[], bool], tries: int = 3) -> None:
+    """Do what depends on time; once more, up to `tries` times, if it fails while this machine was seen to stall."""
+    for number in range(tries):
+        try:
+            return what()
+        except AssertionError:
+            if number == tries - 1 or not is_stalled():
+                raise
+    return None
+
+
+__all__ = ["ChaosQueue", "Iterator", "closing", "unstalled"]

@@ -1,0 +1,187 @@
+"""The same connection for a Redis Cluster: each command goes to the node that has its key's slot.
+
+All keys of a queue lie in one slot and all of a request in another, so every script stays on one node. A node that is
+not connected is not connected in passing: its commands come out as LOST, and the next `ensure` connects it, so that a
+new connection is always seen before anything is sent over it. Slots that move (MOVED, ASK) come out as failures to be
+sent again, and the map of slots is read anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias, cast
+from urllib.parse import urlsplit, urlunsplit
+
+from redis.crc import key_slot
+
+from .connection import Failed, Link
+from .errors import LinkError
+from .lua import Arg, Args
+
+_NUM_SLOTS: Final = 16384
+# Where the key stands in commands that do not have it first; those without a key go to any node.
+_KEY_AT: Final[dict[bytes, int]] = {b"EVALSHA": 3, b"XGROUP": 2}
+_WITHOUT_KEY: Final = frozenset({b"TIME", b"INFO", b"SCRIPT"})
+_NOT_CONNECTED: Final = Failed("LOST", "the node is not connected")
+
+Address = tuple[str, int]
+AnyLink: TypeAlias = "Link | ClusterLink"
+
+
+class ClusterLink:
+    """A `Link` to every master. `home_key` decides which node answers commands without a key."""
+
+    def __init__(self, url: str, socket_timeout_s: float, name: str, home_key: str) -> None:
+        self._url = url
+        self._socket_timeout_s = socket_timeout_s
+        self._name = name
+        self._home_slot = slot_of(home_key)
+        self._seed = Link(url, socket_timeout_s, name)
+        self._links: dict[Address, Link] = {}
+        self._gone = 0  # connections of links that are no masters any more
+        self._owners: list[Address | None] = [None] * _NUM_SLOTS
+        self._stale = True  # the map of slots is to be read
+        self._sent: list[Link | None] = []  # of the commands under way, which went to which node
+        self._single: Link | None = None  # of `send` and `read`
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether every master is connected (as far as this side knows) and the map of slots is known."""
+        return bool(self._links) and not self._stale and all(link.is_connected for link in self._links.values())
+
+    @property
+    def generation(self) -> int:
+        """Counts the connections made so far, to all nodes together."""
+        return self._gone + sum(link.generation for link in self._links.values())
+
+    @property
+    def last_error(self) -> str:
+        """What the last failure was."""
+        return next((link.last_error for link in (*self._links.values(), self._seed) if link.last_error), "")
+
+    def ensure(self) -> bool:
+        """Connect to every master, at most as often as the growing pauses allow. False: not now."""
+        if not self._ensure_all():
+            self._stale = True  # after a failover another node has its slots
+        if self._stale and not self._read_map():
+            return False
+        return self._ensure_all()
+
+    def _ensure_all(self) -> bool:
+        connected = [link.ensure() for link in self._links.values()]  # all are tried
+        return all(connected)
+
+    def connect(self) -> None:
+        """Connect to every master. Raises LinkError."""
+        self._seed.connect()
+        if not self._read_map():
+            raise LinkError(self.last_error or "the node does not tell of its cluster")
+        for link in self._links.values():
+            link.connect()
+
+    def _read_map(self) -> bool:
+        for link in (*self._links.values(), self._seed):
+            if link.ensure():
+                [reply] = link.exchange([(b"CLUSTER", b"SLOTS")])
+                if not isinstance(reply, Failed) and reply:
+                    self._take_map(reply)
+                    self._seed.close()
+                    return True
+        return False
+
+    def _take_map(self, reply: list[Any]) -> None:
+        owners: list[Address | None] = [None] * _NUM_SLOTS
+        for first, last, master, *_ in reply:
+            host = master[0].decode() if master[0] else urlsplit(self._url).hostname or ""
+            owners[first : last + 1] = [(host, int(master[1]))] * (last + 1 - first)
+        masters = {owner for owner in owners if owner is not None}
+        for address in set(self._links) - masters:
+            link = self._links.pop(address)
+            self._gone += link.generation
+            link.close()
+        for address in masters - set(self._links):
+            self._links[address] = Link(url_at(self._url, address), self._socket_timeout_s, self._name)
+        self._owners = owners
+        self._stale = None in owners
+
+    def _link_of(self, command: Args) -> Link | None:
+        name = cast("bytes", command[0])
+        slot = self._home_slot if name in _WITHOUT_KEY else slot_of(command[_KEY_AT.get(name, 1)])
+        owner = self._owners[slot]
+        link = None if owner is None else self._links.get(owner)
+        return link if link is not None and link.is_connected else None
+
+    # --- as Link ------------------------------------------------------------------------------------------------------
+
+    def exchange(self, commands: Sequence[Args]) -> list[Any]:
+        """Send all commands, to each node its own, and read all replies; one outcome each."""
+        if not commands:
+            return []
+        self.start(commands)
+        return self.finish(len(commands))
+
+    def start(self, commands: Sequence[Args]) -> None:
+        """The first half of `exchange`."""
+        self._sent = [self._link_of(command) for command in commands]
+        for link in dict.fromkeys(link for link in self._sent if link is not None):
+            link.start([command for command, to in zip(commands, self._sent, strict=True) if to is link])
+
+    def finish(self, num_commands: int) -> list[Any]:
+        """The second half of `exchange`."""
+        replies = {
+            link: iter(link.finish(self._sent.count(link)))
+            for link in dict.fromkeys(link for link in self._sent if link is not None)
+        }
+        outcomes: list[Any] = [_NOT_CONNECTED if link is None else next(replies[link]) for link in self._sent]
+        self._heed(outcomes)
+        return outcomes[:num_commands]
+
+    def _heed(self, outcomes: list[Any]) -> None:
+        codes = {outcome.code for outcome in outcomes if isinstance(outcome, Failed)}
+        if codes & {"MOVED", "ASK", "CLUSTERDOWN", "LOST"}:
+            self._stale = True
+
+    def send(self, command: Args) -> None:
+        """Send one command without waiting for its reply. Raises LinkError."""
+        self._single = self._link_of(command)
+        if self._single is None:
+            raise LinkError(_NOT_CONNECTED.message)
+        self._single.send(command)
+
+    def read(self) -> Any:
+        """Read the reply to `send`. Raises LinkError."""
+        if self._single is None:
+            raise LinkError(_NOT_CONNECTED.message)
+        reply = self._single.read()
+        self._heed([reply])
+        return reply
+
+    def fileno(self) -> int:
+        """The socket of the node that `send` went to. Raises LinkError without a connection."""
+        if self._single is None:
+            raise LinkError(_NOT_CONNECTED.message)
+        return self._single.fileno()
+
+    def nodes(self) -> list[Link]:
+        """The connections to all masters."""
+        return list(self._links.values())
+
+    def close(self) -> None:
+        """Close all sockets. The next `ensure` makes new connections."""
+        for link in (*self._links.values(), self._seed):
+            with contextlib.suppress(LinkError):
+                link.close()
+
+
+def slot_of(key: Arg) -> int:
+    """Which of the 16,384 slots a key lies in."""
+    return int(key_slot(key if isinstance(key, bytes) else str(key).encode()))
+
+
+def url_at(url: str, address: Address) -> str:
+    """The same address with another host and port."""
+    parts = urlsplit(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return urlunsplit(parts._replace(netloc=f"{user}{at}{host}:{address[1]}"))
