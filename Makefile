@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 SOURCES := clients worker engine kernels tests scripts assets examples benchmarks
 
-.PHONY: setup demo test lint format build clean
+.PHONY: setup demo test chaos lint format build clean
 
 setup:
 	@$(PYTHON) scripts/setup_env.py
@@ -13,6 +13,10 @@ demo: setup
 
 test: setup
 	@$(RUN) -m pytest -q --budget-s 480
+
+# Everything that can go wrong, for some minutes: kills, freezes, lost replies, restarts. SEED=N repeats a run.
+chaos: setup
+	@$(RUN) -m pytest -q -s tests/chaos --chaos-size full $(if $(SEED),--chaos-seed $(SEED))
 
 lint: setup
 	@$(RUN) -m ruff check $(SOURCES)

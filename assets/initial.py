@@ -12,6 +12,7 @@ rough pair from the start, and refines it. Everything else is random, as usual.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from transformers import LlamaForCausalLM
@@ -30,58 +31,71 @@ ROPE_BASE = 10000.0
 
 def directions(count: int, size: int) -> torch.Tensor:
     """Random rows at right angles to each other, and without the constant feature."""
-    rows = torch.linalg.qr(torch.randn(size, count)).Q.T
+    rows = torch.Tensor(torch.linalg.qr(torch.randn(size, count))[0].T)  # pyright: ignore
     rows[:, 0] = 0.0
     return rows
+
+
+class Heads(NamedTuple):
+    """The attention weights of a layer, its head size, and how many heads share a key."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    output: torch.Tensor
+    size: int
+    group: int
+
+
+def heads_of(model: LlamaForCausalLM, layer: int) -> Heads:
+    """The parts of a layer's attention that its first group of heads is built from."""
+    query, key, value, output = (
+        model.get_parameter(f"model.layers.{layer}.self_attn.{name}_proj.weight") for name in "qkvo"
+    )
+    size = model.config.head_dim or 0
+    return Heads(query, key, value, output, size, len(query) // len(key))
 
 
 @torch.no_grad()
 def prepare(model: LlamaForCausalLM) -> None:
     """Sets the scale of the embeddings and builds the pair of heads."""
-    config = model.config
-    embeddings = model.model.embed_tokens.weight
+    embeddings = model.get_parameter("model.embed_tokens.weight")
     embeddings.normal_(0.0, EMBEDDING_SCALE)
     embeddings[:, 0] = CONSTANT_FEATURE
-    model.model.norm.weight.fill_(FINAL_NORM)
-    size = config.head_dim
-    read, written, copied = (directions(size, config.hidden_size) for _ in range(3))
-    look_back(model, read, written)
-    look_up(model, read, written, copied)
+    model.get_parameter("model.norm.weight").fill_(FINAL_NORM)
+    first, second = heads_of(model, 0), heads_of(model, 1)
+    read, written, copied = (directions(first.size, embeddings.shape[1]) for _ in range(3))
+    look_back(first, read, written)
+    look_up(second, read, written, copied)
 
 
-def look_back(model: LlamaForCausalLM, read: torch.Tensor, written: torch.Tensor) -> None:
+def look_back(heads: Heads, read: torch.Tensor, written: torch.Tensor) -> None:
     """The first layer's first heads look one, two and three tokens back; the first of them notes what it saw."""
-    config = model.config
-    attention = model.model.layers[0].self_attn
-    size, half = config.head_dim, config.head_dim // 2
-    group = config.num_attention_heads // config.num_key_value_heads
-    attention.q_proj.weight[: group * size] = 0.0
-    attention.k_proj.weight[:size] = 0.0
+    size, half = heads.size, heads.size // 2
+    heads.query[: heads.group * size] = 0.0
+    heads.key[:size] = 0.0
     for pair in range(LOOK_BACK_PAIRS):
         angle = ROPE_BASE ** (-pair / half)
-        attention.k_proj.weight[pair, 0] = LOOK_BACK_SCALE
-        for head in range(group):
+        heads.key[pair, 0] = LOOK_BACK_SCALE
+        for head in range(heads.group):
             # The rotary embedding turns this back to zero at the wanted distance, where the score is highest.
             turn = (head + 1) * angle
-            attention.q_proj.weight[head * size + pair, 0] = LOOK_BACK_SCALE * math.cos(turn)
-            attention.q_proj.weight[head * size + half + pair, 0] = -LOOK_BACK_SCALE * math.sin(turn)
-    attention.v_proj.weight[:size] = read
-    attention.o_proj.weight[:, :size] = written.T
+            heads.query[head * size + pair, 0] = LOOK_BACK_SCALE * math.cos(turn)
+            heads.query[head * size + half + pair, 0] = -LOOK_BACK_SCALE * math.sin(turn)
+    heads.value[:size] = read
+    heads.output[:, :size] = written.T
 
 
-def look_up(model: LlamaForCausalLM, read: torch.Tensor, written: torch.Tensor, copied: torch.Tensor) -> None:
+def look_up(heads: Heads, read: torch.Tensor, written: torch.Tensor, copied: torch.Tensor) -> None:
     """The second layer's first heads look for what was noted about the current token, and copy what they find."""
-    config = model.config
-    attention = model.model.layers[1].self_attn
-    size, half = config.head_dim, config.head_dim // 2
-    group = config.num_attention_heads // config.num_key_value_heads
+    size, half = heads.size, heads.size // 2
     # Only the slow half of the rotary pairs: the match must not depend on the distance.
     slow = torch.cat([torch.arange(half // 2, half), torch.arange(half + half // 2, size)])
-    attention.k_proj.weight[:size] = 0.0
-    attention.k_proj.weight[slow] = MATCH_SCALE * written[slow]
-    attention.v_proj.weight[:size] = copied
-    for head in range(group):
+    heads.key[:size] = 0.0
+    heads.key[slow] = MATCH_SCALE * written[slow]
+    heads.value[:size] = copied
+    for head in range(heads.group):
         rows = slice(head * size, (head + 1) * size)
-        attention.q_proj.weight[rows] = 0.0
-        attention.q_proj.weight[head * size + slow] = MATCH_SCALE * read[slow]
-        attention.o_proj.weight[:, rows] = copied.T / group
+        heads.query[rows] = 0.0
+        heads.query[head * size + slow] = MATCH_SCALE * read[slow]
+        heads.output[:, rows] = copied.T / heads.group

@@ -62,7 +62,7 @@ Maker = Callable[[Chooser, bool], Document]
 MIX: tuple[tuple[Maker, float], ...] = (
     (raw_story, 14.0), (long_story, 1.2), (raw_facts, 30.0), (raw_questions, 10.0), (chat, 45.0),
 )  # fmt: skip
-KOREAN_SHARE = 0.42
+KOREAN_SHARE = 0.47
 
 
 def documents(count: int, seed: int) -> Iterator[Document]:

@@ -146,7 +146,7 @@ def rate_at(progress: float, step: int) -> float:
 
 def new_optimizer(model: LlamaForCausalLM) -> torch.optim.AdamW:
     """AdamW that decays matrices, leaves the norms' gains alone, and moves the larger embeddings in larger steps."""
-    embeddings = [model.model.embed_tokens.weight]
+    embeddings = [model.get_parameter("model.embed_tokens.weight")]
     matrices = [p for name, p in model.named_parameters() if p.dim() > 1 and "embed" not in name]
     gains = [p for p in model.parameters() if p.dim() < 2]
     groups = [

@@ -32,7 +32,9 @@ from .sequence import Sequence, State
 from .types import EngineConfig, Plan, ScheduledRow
 from .waiting_line import FAIR_EVERY, WaitingLine
 
-RETRY_EVERY = 16  # steps after which an admission that lacked blocks is tried again even if no more are free
+# Steps after which an admission that lacked blocks is tried again even if no more are free. Odd, so that with a budget
+# of one token it does not fall on the decodes' turn each time.
+RETRY_EVERY = 15
 
 
 @dataclass(slots=True)

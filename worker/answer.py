@@ -78,36 +78,36 @@ class Answer:
     cached: int | None = None  # prompt tokens from the prefix cache; None before the first output
     kept_prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
 
-    @property
-    def num_open(self) -> int:
-        """Choices without `finished`."""
-        return sum(not choice.ended for choice in self.choices)
+    num_open: int = field(init=False)  # choices without `finished`
+
+    def __post_init__(self) -> None:
+        self.num_open = sum(not choice.ended for choice in self.choices)
 
     def feed(self, output: ChoiceOutput, now_ms: float) -> Fed:
         """Take an engine output of this request; `now_ms` is the server's clock."""
         choice = self.choices[output.choice]
         if choice.ended or choice.text is None:
             return Fed()
-        if output.token_ids and self.times.first_token_at_ms is None:
+        if self.cached is None or output.cached_tokens < self.cached:
+            # Choices beyond the first may be served from what the first has just computed, which is no saving.
+            self.cached = output.cached_tokens
+        if self.times.first_token_at_ms is None and output.token_ids:
             self.times.first_token_at_ms = now_ms
-        # Choices beyond the first may be served from what the first has just computed, which is no saving.
-        self.cached = output.cached_tokens if self.cached is None else min(self.cached, output.cached_tokens)
-        before = choice.num_tokens
-        chunk = choice.text.feed(output.token_ids)
-        token_ids, logprobs, finish = output.token_ids, output.logprobs, output.finish
+        if output.prompt_logprobs is not None and self.prompt_logprobs_due:
+            self.kept_prompt_logprobs, self.prompt_logprobs_due = output.prompt_logprobs, False
+        before, token_ids, logprobs, finish = choice.num_tokens, output.token_ids, output.logprobs, output.finish
+        chunk = choice.text.feed(token_ids)
         if chunk.stop is not None and chunk.stop_index is not None:
             token_ids = token_ids[: chunk.stop_index - before]
             logprobs = logprobs[: len(token_ids)]
             finish = Finish("stop", stop=chunk.stop)
-        choice.num_tokens += len(token_ids)
-        self._keep_prompt_logprobs(output)
-        text = chunk.text if finish is None else chunk.text + choice.text.end()
-        if finish is None and not (self.stream and (token_ids or text)):
-            self._keep(choice, token_ids, text, logprobs)
-            return Fed(num_new=0)
+        choice.num_tokens = before + len(token_ids)
+        if finish is None and self.stream and token_ids:  # nearly always
+            return Fed(self._tokens(output.choice, before, token_ids, chunk.text, logprobs), len(token_ids))
+        self._keep(choice, token_ids, chunk.text, logprobs)
         if finish is None:
-            return Fed(self._tokens(output.choice, before, token_ids, text, logprobs), len(token_ids))
-        self._keep(choice, token_ids, text, logprobs)
+            return Fed()
+        self._keep(choice, (), choice.text.end(), ())
         error = None if finish.error is None else ErrorInfo(finish.error, finish.message)
         num_new = len(choice.kept_ids)
         payload = self._finished(output.choice, finish.reason, now_ms, stop=finish.stop, error=error)
@@ -137,11 +137,6 @@ class Answer:
         if text:
             choice.kept_texts.append(text)
 
-    def _keep_prompt_logprobs(self, output: ChoiceOutput) -> None:
-        if output.prompt_logprobs is not None and self.prompt_logprobs_due:
-            self.kept_prompt_logprobs = output.prompt_logprobs
-            self.prompt_logprobs_due = False
-
     def _take_prompt_logprobs(self) -> Sequence[TokenLogprobs | None] | None:
         kept, self.kept_prompt_logprobs = self.kept_prompt_logprobs, None
         return kept
@@ -156,6 +151,7 @@ class Answer:
         self, index: int, reason: Reason, now_ms: float, *, stop: int | str | None, error: ErrorInfo | None
     ) -> bytes:
         choice = self.choices[index]
+        self.num_open -= not choice.ended
         choice.ended = True
         done = self.num_open == 0
         kept_ids, text = choice.kept_ids, "".join(choice.kept_texts)

@@ -21,7 +21,7 @@ from .lua import Arg, Args
 
 _NUM_SLOTS: Final = 16384
 # Where the key stands in commands that do not have it first; those without a key go to any node.
-_KEY_AT: Final[dict[bytes, int]] = {b"EVALSHA": 3, b"XGROUP": 2}
+_KEY_AT: Final[dict[bytes, int]] = {b"EVALSHA": 3, b"XGROUP": 2, b"XINFO": 2}
 _WITHOUT_KEY: Final = frozenset({b"TIME", b"INFO", b"SCRIPT"})
 _NOT_CONNECTED: Final = Failed("LOST", "the node is not connected")
 

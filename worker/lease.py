@@ -40,6 +40,7 @@ class Leases:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
+        self._missed_after_s = settings.missed_after_s
         self._lock = threading.Lock()
         self._leases: dict[JobRef, Lease] = {}
         self._progress_s = time.monotonic()
@@ -68,7 +69,7 @@ class Leases:
 
     def may_publish(self, lease: Lease, now_s: float) -> bool:
         """Whether the last renewal that was due has been seen to succeed."""
-        return not lease.lost and now_s - lease.since_s < self._settings.missed_after_s
+        return not lease.lost and now_s - lease.since_s < self._missed_after_s
 
     def may_begin(self, lease: Lease, now_s: float) -> bool:
         """Whether the lease has not run out since the entry was last seen to be ours."""

@@ -23,6 +23,7 @@ from .control import Control
 from .drain import Drain
 from .held import BEFORE_START, Stage
 from .inbox import Inbox
+from .janitor import Janitor
 from .outbox import Outbox
 from .running import Running
 from .settle import Settler
@@ -50,6 +51,7 @@ class Parts:
     settler: Settler
     waiter: Waiter
     drain: Drain
+    janitor: Janitor
 
 
 class Loop:
@@ -67,6 +69,7 @@ class Loop:
         self._settler = parts.settler
         self._waiter = parts.waiter
         self._drain = parts.drain
+        self._janitor = parts.janitor
         self._generation = link.generation
         self._num_engine_errors = 0
         self._stats_s = 0.0
@@ -178,6 +181,7 @@ class Loop:
             room -= self._inbox.collect_abandoned(batch, room)
         if first:
             self._running.collect(batch)
+            self._janitor.collect(batch)
             if room > 0:
                 self._inbox.collect_take(batch, room)
 

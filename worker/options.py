@@ -31,6 +31,7 @@ class WorkerSettings:
     prepare_timeout_s: float = 30.0  # for rendering and tokenising one prompt
     num_prepare_threads: int = 2
     socket_timeout_s: float = 5.0
+    janitor_every_s: float = 300.0  # how often it looks for names that crashed workers have left in the groups
     burst: bool = False  # end when the queue is empty and nothing runs
 
     def __post_init__(self) -> None:

@@ -90,9 +90,10 @@ class Outbox:
             self._kept.popleft()
         verified = True  # whether the last entries of everything kept are known to be in
         for held in self._context.memory:
-            if held.channel is not None:
-                self._collect_writes(batch, held.channel, held, now_s)
-                verified = verified and not held.channel.writer.probing
+            channel = held.channel
+            if channel is not None and not channel.writer.is_quiet:
+                self._collect_writes(batch, channel, held, now_s)
+                verified = verified and not channel.writer.probing
         for _, channel in self._kept:
             if channel.writer.probing or not channel.writer.complete:
                 self._collect_writes(batch, channel, None, now_s)

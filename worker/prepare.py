@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_MOST_GIVEN_UP = 8
+_MOST_HUNG = 8
 
 
 class PrepareTimeoutError(Exception):
@@ -50,12 +50,17 @@ class PreparePool(Generic[T]):
         self._waiting: queue.SimpleQueue[_Job[T] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Prepared[T]] = queue.SimpleQueue()
         self._open: set[_Job[T]] = set()
-        self._num_given_up = 0
-        for _ in range(self.num_threads):
-            self._start_thread()
+        self._lock = threading.Lock()  # around the two numbers
+        self._num_all = 0  # threads
+        self._num_hung = 0  # of these, threads whose work was given up and goes on
+        self._fill_up()
 
-    def _start_thread(self) -> None:
-        threading.Thread(target=self._run, name="headrace-prepare", daemon=True).start()
+    def _fill_up(self) -> None:
+        """Start threads until enough are free, or too many hang."""
+        with self._lock:
+            while self._num_all - self._num_hung < self.num_threads and self._num_hung <= _MOST_HUNG:
+                threading.Thread(target=self._run, name="headrace-prepare", daemon=True).start()
+                self._num_all += 1
 
     def __len__(self) -> int:
         """Number of tickets whose result has not been fetched."""
@@ -84,19 +89,27 @@ class PreparePool(Generic[T]):
         late = {job for job in self._open if job.started_s is not None and now_s - job.started_s > self.timeout_s}
         for job in late:
             job.given_up = True
-            self._num_given_up += 1
-            if self._num_given_up <= _MOST_GIVEN_UP:
-                self._start_thread()
-        self._open -= late
+        with self._lock:
+            self._num_hung += len(late)
+            none_free = self._num_hung >= self._num_all
+        if late:
+            self._fill_up()
+        if none_free and self._num_hung > _MOST_HUNG:
+            for job in self._open:  # nobody is left to begin with these
+                job.given_up = True
+            late = self._open
+        self._open = self._open - late
         return [Prepared(job.ticket, error=PrepareTimeoutError()) for job in late]
 
     def close(self) -> None:
         """End the threads as soon as they are idle."""
-        for _ in range(self.num_threads + self._num_given_up):
+        for _ in range(self._num_all):
             self._waiting.put(None)
 
     def _run(self) -> None:
         while (job := self._waiting.get()) is not None:
+            if job.given_up:
+                continue
             job.started_s = time.monotonic()
             result: Prepared[T]
             try:
@@ -104,6 +117,16 @@ class PreparePool(Generic[T]):
             except Exception as error:  # noqa: BLE001  whatever a tokenizer raises is the request's, not the thread's
                 result = Prepared(job.ticket, error=error)
             if job.given_up:
-                return
-            self._results.put(result)
-            self.wake()
+                if self._is_spare():
+                    return
+            else:
+                self._results.put(result)
+                self.wake()
+
+    def _is_spare(self) -> bool:
+        """This thread hung and does no more: whether another has taken its place."""
+        with self._lock:
+            self._num_hung -= 1
+            spare = self._num_all - self._num_hung > self.num_threads
+            self._num_all -= spare
+            return spare

@@ -23,6 +23,7 @@ from .errors import ServerUnavailableError
 from .heartbeat import Heartbeat
 from .held import Held, Memory, Stage
 from .inbox import Inbox
+from .janitor import Janitor
 from .lease import Leases, LeaseThread
 from .links import Links, make_links
 from .log import Counters, Log, make_log
@@ -148,7 +149,7 @@ class Service:
         waiter = Waiter(links.waiting, control, inbox, block_s=settings.block_s, slack_s=settings.socket_timeout_s)
         drain = Drain(context, control, running)
         settler = Settler(context, outbox=outbox, beginner=beginner, starter=starter, running=running, pool=pool)
-        parts = Parts(inbox, outbox, beginner, running, settler, waiter, drain)
+        parts = Parts(inbox, outbox, beginner, running, settler, waiter, drain, Janitor(context))
         return _Started(
             links=links,
             leases=LeaseThread(

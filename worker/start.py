@@ -172,6 +172,11 @@ class Starter:
         except RequestRefusedError as error:
             self._refuse(held, error)
             return
+        except ValueError as error:
+            # not what this worker builds; one such request must not end the worker, and then the next one, and so on
+            self._context.log.error("the engine does not take it", request=held.request_id, error=str(error))
+            self._refuse(held, RequestRefusedError("internal", "the engine does not take the request"))
+            return
         self._running.add(held)
 
     def _end_settled(self, held: Held, ready: ReadyRequest) -> bool:

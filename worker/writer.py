@@ -91,6 +91,11 @@ class Writer:
         return self._claim is not None and self.state is WriterState.OPEN
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to send, and no question open."""
+        return self.sent == len(self.entries) and self._claim is None and not self._probing
+
+    @property
     def has_due(self) -> bool:
         """Whether `due` would give anything."""
         return (

@@ -85,7 +85,11 @@ ENGLISH_STARTS = (
     "w", "z",
 )  # fmt: skip
 ENGLISH_MIDDLES = ("l", "m", "n", "r", "s", "t", "v", "nd", "rl", "mb", "b", "d", "k")
-ENGLISH_ENDS = ("a", "o", "i", "y", "an", "en", "el", "in", "us", "or", "ia", "ie", "ox", "um")
+ENGLISH_ENDS = (
+    "a", "o", "i", "y", "an", "en", "el", "in", "us", "or", "ia", "ie", "ox", "um", "ak", "ek", "ix", "ora", "ara",
+    "ina", "eth", "orn", "ana", "esh", "ulo", "art", "ippa", "ando", "on", "er", "is", "et", "ok", "una", "elle",
+    "etto",
+)  # fmt: skip
 KOREAN_STARTS = "가나다두라로루마모미바별보봄사새서소수슬아온유은이재지찬초하한해현호"
 KOREAN_ENDS = "나늘다돌라람래령루름리린미민별비빈솔수아연온우원율윤은음이주준찬훈희"
 

@@ -200,11 +200,12 @@ def definition_ko(choose: Chooser) -> Item:
 
 Source = Callable[[Chooser], Item]
 ENGLISH: Sequence[Source] = (
-    capital_en, capital_en, capital_en, city_en, color_en, creature_en, opposite_en, sum_both, sum_both, calendar_en,
-    lists_both, translation_both, emoji_both, flag_both, definition_en, definition_en,
+    capital_en, capital_en, capital_en, city_en, color_en, creature_en, opposite_en, sum_both, sum_both, sum_both,
+    calendar_en, lists_both, translation_both, emoji_both, flag_both, definition_en, definition_en,
 )  # fmt: skip
 KOREAN: Sequence[Source] = (
     capital_ko, capital_ko, capital_ko, color_ko, creature_ko, opposite_ko, calendar_ko, definition_ko, definition_ko,
+    flag_both, sum_both,
 )  # fmt: skip
 
 

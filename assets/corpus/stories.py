@@ -11,7 +11,7 @@ from assets.corpus.choose import Chooser
 from assets.corpus.language import Word, capitalised, made_up_korean_name, made_up_name
 from assets.corpus.plots_en import Plot
 
-MADE_UP_SHARE = 0.4
+MADE_UP_SHARE = 0.5
 FEMININE_ENDS = tuple("aeiy")
 
 
@@ -91,10 +91,10 @@ def cast(lexicon: Lexicon, wish: Wish, choose: Chooser) -> dict[str, str]:
     words = lexicon.words
     hero = wish.hero or choose.pick([*lexicon.animals[:12], *lexicon.people[:6]])
     name = wish.name or pick_other(choose, lexicon.names, [wish.friend_name])
-    friend = wish.friend or pick_other(choose, lexicon.animals, [hero])
+    friend = wish.friend or choose.pick(words.FRIENDS)
     place = wish.place or choose.pick(lexicon.places)
     slots = {
-        "H": name, "hero": hero, "F": wish.friend_name or pick_other(choose, lexicon.names, [name]), "friend": friend,
+        "H": name, "hero": hero, "F": wish.friend_name or choose.pick(words.FRIEND_NAMES), "friend": friend,
         "place": place, "adj": wish.adjective or choose.pick(words.ADJECTIVES),
         "friend_adj": choose.pick(words.ADJECTIVES[3:]),
         "lesson": choose.pick(words.LESSONS),

@@ -62,6 +62,10 @@ NAMES: tuple[str, ...] = (
     "Arlo", "Hazel", "Gus", "Maya", "Pip", "Daisy", "Ned", "Emma", "Bruno", "Lucy", "Kim",
 )  # fmt: skip
 
+# The companions a story brings in by itself have names and kinds of their own, never those of a hero.
+FRIEND_NAMES: tuple[str, ...] = ("Bobo", "Toby", "Wendy", "Archie", "Holly", "Rufus", "Penny", "Basil")
+FRIENDS: tuple[str, ...] = ("sparrow", "weasel", "chipmunk", "robin", "pony", "toad", "lamb", "magpie", "gosling")
+
 ADJECTIVES: tuple[str, ...] = (
     "small", "kind", "brave", "clever", "gentle", "quiet", "curious", "happy", "shy", "cheerful", "patient", "young",
     "little", "honest", "friendly",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,12 @@ class Demo:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Demo:
-    return Demo()
+def demo() -> Iterator[Demo]:
+    # A model this small is slower on several threads than on one, above all beside other work.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Demo()
+    torch.set_num_threads(threads)
 
 
 def test_size_and_files() -> None:

@@ -1,7 +1,7 @@
 """Options and fixtures of the chaos suite.
 
-    --chaos-size short|full     how much: what `make test` can bear (the default), or what `make chaos` runs
-    --chaos-seed N              what random choices are made from; a run says which it used
+--chaos-size short|full     how much: what `make test` can bear (the default), or what `make chaos` runs
+--chaos-seed N              what random choices are made from; a run says which it used
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.chaos_monitor import Monitor
+from tests.support.chaos_queue import ChaosQueue
 from tests.support.chaos_workers import Nursery, Worker
 from tests.support.proxy import proxy_to
+from tests.support.server import Server
 
 __all__ = ["proxy_to"]
 _SHORT_SEED = 1
+_SEED = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,11 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SEED] = seed
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"chaos: size {_size(config)}, seed {config.stash[_SEED]}"
-
-
-_SEED = pytest.StashKey[int]()
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if _size(session.config) == "full":
+        sys.stderr.write(f"chaos: seed {session.config.stash[_SEED]} (again with SEED={session.config.stash[_SEED]})\n")
 
 
 @pytest.fixture(scope="session")
@@ -102,5 +103,35 @@ def spawn(nursery: Nursery, prefix: str) -> Iterator[Callable[..., Worker]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
+def queue_on(prefix: str, chance: random.Random) -> Iterator[Callable[[Server], ChaosQueue]]:
+    """`queue_on(server)`: the queue `default` under `prefix`. A test must ask for its verdict (`judge`) in the end."""
+    made: list[ChaosQueue] = []
+
+    def make(server: Server) -> ChaosQueue:
+        made.append(ChaosQueue(server, prefix, chance))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        assert each.judged, "the test ended without a verdict on its queue"
+
+
+@pytest.fixture
+def chaos_queue(server: Server, queue_on: Callable[[Server], ChaosQueue]) -> ChaosQueue:
+    """A queue on the server that all tests share."""
+    return queue_on(server)
+
+
+@pytest.fixture
+def monitor_of() -> Iterator[Callable[[Server], Monitor]]:
+    """`monitor_of(server)`: everything that a server is told from now on."""
+    made: list[Monitor] = []
+
+    def make(server: Server) -> Monitor:
+        made.append(Monitor(server))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

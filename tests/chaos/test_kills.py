@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pytest
-
-from tests.support.chaos_checker import judge
 from tests.support.chaos_fleet import Fleet, run_to_the_end, submit_while
-from tests.support.chaos_load import Producer, make_job
+from tests.support.chaos_load import make_job
+from tests.support.chaos_queue import ChaosQueue
 from tests.support.chaos_trouble import NetworkTrouble
 from tests.support.chaos_workers import Worker
 from tests.support.proxy import Proxy
-from tests.support.server import Server
-
-
-@pytest.fixture
-def producer(server: Server, prefix: str, chance: random.Random) -> Iterator[Producer]:
-    raw = server.client()
-    made = Producer(server.url, raw, prefix, chance)
-    yield made
-    made.close()
-    keys = list(raw.scan_iter(match=f"{prefix}:*", count=1000))
-    if keys:
-        raw.delete(*keys)
-    raw.close()
 
 
 def test_jobs_survive_kills_freezes_and_a_bad_network(
-    server: Server,
-    prefix: str,
-    producer: Producer,
+    chaos_queue: ChaosQueue,
     proxy_to: Callable[..., Proxy],
     spawn: Callable[..., Worker],
     chance: random.Random,
@@ -40,17 +23,16 @@ def test_jobs_survive_kills_freezes_and_a_bad_network(
 ) -> None:
     num_jobs, kills, freezes = (1000, 50, 20) if is_full else (80, 5, 2)
     pause_s = 2.0 if is_full else 1.2
-    proxy = proxy_to(server)
+    proxy = proxy_to(chaos_queue.server)
     fleet = Fleet(lambda: spawn(proxy, step_time_s=0.01, max_num_seqs=12), 3, chance)
     trouble = NetworkTrouble(proxy, chance, pause_s=0.25)
-    jobs = {f"job-{number}": make_job(chance) for number in range(num_jobs)}
-    submit_while(fleet, producer, jobs, over_s=pause_s * (kills + freezes))
-    raw = server.client()
-    fleet.fire(kills, freezes, pause_s, *[raw.script_flush] * (kills // 5))
-    run_to_the_end(fleet, producer, progress, limit_s=600 if is_full else 90)
+    jobs = {f"job-{number}": make_job(chance, longest=150) for number in range(num_jobs)}
+    submit_while(fleet, chaos_queue.producer, jobs, over_s=pause_s * (kills + freezes))
+    fleet.fire(kills, freezes, pause_s, *[chaos_queue.raw.script_flush] * (kills // 5))
+    run_to_the_end(fleet, chaos_queue.producer, progress, limit_s=600 if is_full else 90)
     trouble.end()
     fleet.stop()
-    found = judge(raw, prefix, producer.jobs)
+    found = chaos_queue.judge()
     progress(
         f"{fleet.num_kills} kills, {fleet.num_freezes} freezes, network {dict(trouble.done)}: "
         f"{len(found.reports)} ends {dict(found.reasons)}, {found.num_attempts} attempts, {len(found.dead)} dead"
@@ -60,4 +42,3 @@ def test_jobs_survive_kills_freezes_and_a_bad_network(
     assert len(found.reports) == num_jobs
     assert found.dead == []
     assert found.num_attempts > num_jobs  # somebody was hit
-    raw.close()

@@ -1,4 +1,4 @@
-"""Whole workers, producers, cancellers and readers in random order on a real server, with any reply lost at any command.
+"""Whole workers, producers, cancellers and readers in random order on a real server, any reply lost at any command.
 
 Everything happens in this process, command by command, as a seed says (see `tests/support/chaos_stage.py`); a failure
 names its seed, and `--chaos-seed` brings it back.
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
+from tests.support.chaos_links import staged
 from tests.support.chaos_load import Job
 from tests.support.chaos_play import Play, Script, make_play
-from tests.support.chaos_stage import staged
 from tests.support.server import Server
 
 KINDS = {

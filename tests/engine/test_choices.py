@@ -75,6 +75,27 @@ def test_a_choice_that_ends_while_its_copy_is_in_flight_leaves_nothing_even_if_t
     drive.assert_idle()
 
 
+def test_a_choice_that_gives_way_in_the_plan_takes_its_copy_out_of_it() -> None:
+    drive = driver(num_blocks=16, block_size=4, caching=False)
+    drive.add("a", PROMPT, n=2, temperature=1, max_tokens=7, ignore_eos=True, priority=1)
+    drive.add("high", [1] * 4, max_tokens=9, ignore_eos=True, priority=-1)
+    drive.step()
+    scheduler, pool = drive.engine._scheduler, drive.engine._blocks.pool
+    scheduler.running.decoding = {drive.sequence("a", 1): None, drive.sequence("high"): None}
+    leader = drive.sequence("a", 0)
+    others = pool.allocate(pool.num_free - 1)  # one is left, for the copy
+    plan = scheduler.plan()
+    assert [row.sequence.request_id for row in plan.rows] == ["high"]
+    assert plan.copies == ()
+    assert [refs(drive)[block_id] for block_id in leader.block_ids] == [1, 1]
+    scheduler.cancel(plan.step)
+    pool.release(others, 0)
+    scheduler.running.decoding[leader] = None
+    drive.run()
+    drive.assert_as_alone()
+    drive.assert_idle()
+
+
 def test_the_last_holder_of_a_shared_block_writes_in_place() -> None:
     drive = driver(num_blocks=16, block_size=4, caching=False)
     drive.add("a", PROMPT, n=2, temperature=1, max_tokens=7, ignore_eos=True)

@@ -260,6 +260,19 @@ def test_there_is_no_room_while_one_waits_for_blocks() -> None:
     assert drive.engine.room() == 8
 
 
+def test_there_is_room_again_once_who_waited_for_blocks_has_them() -> None:
+    drive = driver(num_blocks=10, block_size=4, max_num_seqs=8)
+    drive.add("a", [1] * 28, max_tokens=3, ignore_eos=True)
+    drive.step()
+    drive.add("b", [2] * 20, max_tokens=12, ignore_eos=True)
+    drive.step()
+    assert drive.engine.room() == 0
+    while drive.engine.stats().waiting:
+        drive.step()
+    drive.add("c", [3])
+    assert drive.engine.room() == 4  # of five free blocks b will want one; c, which nobody has tried, is not in want
+
+
 def test_there_is_no_room_while_one_waits_for_its_return() -> None:
     drive = driver(num_blocks=6, block_size=4)
     drive.add("a", [1] * 6, max_tokens=16, ignore_eos=True)

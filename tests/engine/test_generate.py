@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -93,6 +94,17 @@ def test_a_model_that_cannot_be_loaded_says_so_in_one_sentence(tmp_path: Path) -
         LLM(tmp_path, CONFIG)
     assert str(caught.value).count(".") <= 2
     assert "\n" not in str(caught.value)
+
+
+def test_the_examples_of_the_documentation_run(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "engine.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block.replace("assets/demo-model", str(checkpoint(Shape()))), {})  # noqa: S102
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("('b', 1) ") for line in lines)
+    assert any(line.split()[:2] == ["1", "length"] or line.split()[:2] == ["1", "stop"] for line in lines)
 
 
 def test_threads() -> None:

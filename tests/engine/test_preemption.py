@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.engine.sequence import Sequence
 from headrace.engine.types import RequestRefusedError
 from tests.support.driver import Driver, driver
 
@@ -50,6 +51,40 @@ def test_who_is_planned_already_leaves_the_plan_when_it_gives_way() -> None:
     assert set(drive.plan()) == {("mid", 0), ("high", 0)}
     drive.run()
     drive.assert_as_alone()  # no token index is missing or repeated: the driver looks at each
+
+
+def test_the_token_of_who_gives_way_in_the_plan_goes_to_another() -> None:
+    drive = driver(num_blocks=32, block_size=4, caching=False)
+    for name, prompt, priority in (("low", 5, 1), ("b", 6, 0), ("high", 4, -1), ("c", 5, 0)):
+        drive.add(name, [prompt] * prompt, max_tokens=20, ignore_eos=True, priority=priority)
+    drive.step()
+    scheduler, pool = drive.engine._scheduler, drive.engine._blocks.pool
+    scheduler.running.decoding = {drive.sequence(name): None for name in ("low", "b", "high", "c")}
+    others = pool.allocate(pool.num_free)
+    scheduler._budget = 3
+    plan = scheduler.plan()  # low, b, then high needs a block, takes low's, and c takes its token
+    assert [row.sequence.request_id for row in plan.rows] == ["b", "high", "c"]
+    assert (preempted(drive), pool.num_free) == (["low"], 1)
+    scheduler.cancel(plan.step)
+    pool.release(others, 0)
+    scheduler._budget = 64
+    drive.run()
+    drive.assert_as_alone()
+
+
+def test_there_is_no_room_while_one_waits_for_its_return_though_nobody_could_be_tried() -> None:
+    drive = driver(num_blocks=32, block_size=4, caching=False)
+    for name, prompt in (("a", 4), ("b", 5), ("c", 30)):
+        drive.add(name, [prompt] * prompt, max_tokens=20, ignore_eos=True)
+    drive.step()
+    scheduler, pool = drive.engine._scheduler, drive.engine._blocks.pool
+    others = pool.allocate(pool.num_free)
+    scheduler._budget = 2  # all of it for a and b
+    drive.engine.step()
+    assert preempted(drive) == ["c"]
+    assert pool.num_free - scheduler._num_wanted() > 0
+    assert drive.engine.room() == 0
+    pool.release(others, 0)
 
 
 def test_a_preempted_one_resumes_before_twenty_that_came_later() -> None:
@@ -233,3 +268,74 @@ def test_who_lacks_blocks_waits_for_the_step_in_flight_rather_than_take_others_a
     assert [row.sequence.request_id for row in scheduler.plan().rows] == ["a", "c"]
     assert scheduler.num_preemptions == 0
     assert len(others) == 5
+
+
+@pytest.mark.parametrize(("max_tokens", "admitted"), [(1, True), (2, False)])
+def test_who_will_never_need_another_block_leaves_none_free_for_itself(max_tokens: int, admitted: bool) -> None:
+    """Its last token is sampled, never computed: eight tokens and one fill two blocks, and that is all."""
+    drive = driver(num_blocks=5, block_size=4, caching=False)
+    drive.add("a", [1] * 7, max_tokens=13, ignore_eos=True)  # two blocks, and soon a third
+    drive.step()
+    drive.add("b", [2] * 8, max_tokens=max_tokens, ignore_eos=True)
+    drive.step()
+    assert (("b", 0) in drive.plan()) == admitted
+    drive.run()
+    drive.assert_as_alone()
+
+
+def admissions_tried(drive: Driver) -> list[int]:
+    """Step counts at which somebody was tried to be let in, from now on."""
+    blocks, tried = drive.engine._blocks, list[int]()
+    admit = blocks.admit
+
+    def watched(sequence: Sequence, headroom: int) -> int:
+        tried.append(drive.engine.step_count)
+        return admit(sequence, headroom)
+
+    blocks.admit = watched  # type: ignore[method-assign]
+    return tried
+
+
+def test_who_lacks_blocks_is_not_looked_up_in_every_step() -> None:
+    """A long prompt at the head of the line would be hashed again and again."""
+    drive = driver(num_blocks=30, block_size=4)
+    drive.add("a", [1] * 7, max_tokens=100, ignore_eos=True)
+    drive.step()
+    tried = admissions_tried(drive)
+    drive.add("b", [2] * 105, max_tokens=10, ignore_eos=True)
+    for _ in range(40):
+        drive.step()
+    assert len(tried) == 1 + 40 // 15
+    drive.engine.abort("a")
+    drive.step()
+    assert ("b", 0) in drive.plan()
+
+
+def test_who_lacks_blocks_is_tried_again_as_soon_as_enough_are_free() -> None:
+    drive = driver(num_blocks=30, block_size=4, max_num_batched_tokens=200, caching=False)
+    drive.add("a", [1] * 8, max_tokens=90, ignore_eos=True)
+    drive.add("c", [3] * 15, max_tokens=2, ignore_eos=True)
+    drive.step()
+    drive.add("b", [2] * 99, max_tokens=10, ignore_eos=True)  # 25 blocks, one more for a and one for itself
+    drive.step()
+    assert ("c", 0) in drive.finishes
+    assert (drive.engine.stats().waiting, drive.engine.stats().free_blocks) == (1, 27)
+    drive.step()
+    assert ("b", 0) in drive.plan()
+
+
+def test_who_lacks_blocks_is_tried_again_even_if_no_more_become_free() -> None:
+    """What the others will want may become less, too."""
+    drive = driver(num_blocks=7, block_size=16, max_num_batched_tokens=1, caching=False)
+    drive.add("a", [1] * 3, n=2, max_tokens=30, ignore_eos=True)
+    for _ in range(3):
+        drive.step()  # two choices share one block, and will want three more
+    drive.add("b", [2] * 64, max_tokens=2, ignore_eos=True)
+    drive.step()
+    assert (drive.engine.stats().waiting, drive.engine.stats().free_blocks) == (1, 6)
+    drive.engine.finish("a", 1)
+    assert drive.engine.stats().free_blocks == 6
+    while drive.engine.stats().waiting:
+        drive.step()
+    assert drive.engine.step_count == 16
+    assert ("a", 0) not in drive.finishes

@@ -16,8 +16,9 @@ from headrace.engine.engine import Engine
 from headrace.engine.types import EngineConfig, ModelInfo
 from headrace.worker.options import WorkerSettings
 from headrace.worker.service import Service
+from tests.support.chaos_links import StagedControl
 from tests.support.chaos_model import ChaosRunner
-from tests.support.chaos_stage import Actor, Stage, StagedControl
+from tests.support.chaos_stage import Actor, Stage
 from tests.support.rig import ListLog
 from tests.support.scripted import ByteTokenizer
 
@@ -33,7 +34,7 @@ class StagedWorker:
         self.control = StagedControl(stage)
         self.log = ListLog()
         options = {"url": url, "prefix": prefix, "lease_s": LEASE_S, "drain_timeout_s": 1.0, **settings}
-        engine = Engine(ChaosRunner(num_blocks=64), EngineConfig(max_num_seqs=4))
+        engine = Engine(ChaosRunner(num_blocks=64), EngineConfig(max_num_seqs=4), clock=stage.monotonic)
         self.service = Service(
             engine, ByteTokenizer(), MODEL, WorkerSettings(**options), control=self.control, log=self.log
         )

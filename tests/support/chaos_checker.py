@@ -177,7 +177,9 @@ def check_answer(name: str, report: Report, job: Mapping[str, Any]) -> None:
 
 def _check_choice(name: str, told: ToldChoice, want: Expected, told_all: bool) -> None:
     num = len(told.token_ids)
-    require(told.token_ids == want.token_ids[:num], f"{name}: {told.token_ids} is not what {want.token_ids} begins with")
+    require(
+        told.token_ids == want.token_ids[:num], f"{name}: {told.token_ids} is not what {want.token_ids} begins with"
+    )
     if want.logprobs is not None:
         require(told.logprobs == want.logprobs[:num], f"{name}: other log-probabilities than undisturbed")
     if told_all:

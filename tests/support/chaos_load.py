@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -17,32 +18,27 @@ Job = dict[str, Any]
 _WORDS = ("Hello", "né", "世界", "👩‍👩‍👧", "one", "two", "three", "ink", "oak", "sea")
 
 
-def make_job(chance: random.Random, *, longest: int = 60, choices: int = 3, whole: bool = True) -> Job:
-    """A job with a seed of its own and whatever options chance gives it; `whole`: some are not streamed."""
+def make_job(chance: random.Random, *, longest: int = 60, choices: int = 3) -> Job:
+    """A job with a seed of its own and whatever options chance gives it."""
     prompt = " ".join(chance.choice(_WORDS) for _ in range(chance.randint(1, 12)))
     job: Job = {"prompt": prompt, "max_tokens": chance.randint(1, longest), "seed": chance.getrandbits(62)}
     if chance.random() < 0.2:
         job["prompt_token_ids"] = list(job.pop("prompt").encode())
-    if chance.random() < 0.4:
-        job["stop"] = chance.sample(STOP_STRINGS, chance.randint(1, 3))
-        job["include_stop"] = chance.random() < 0.5
-    if chance.random() < 0.3:
-        job["logprobs"] = chance.randint(0, 3)
-    if chance.random() < 0.15:
-        job["prompt_logprobs"] = chance.randint(0, 2)
-    if chance.random() < 0.2:
-        job["n"] = chance.randint(1, choices)
-    if chance.random() < 0.3:
-        job["min_tokens"] = chance.randint(0, job["max_tokens"])
-    if chance.random() < 0.3:
-        job["ignore_eos"] = True
-    if chance.random() < 0.2:
-        job["stop_token_ids"] = [10]
-    if chance.random() < 0.2:
-        job["temperature"] = 0
+    options: dict[str, tuple[float, Callable[[], Any]]] = {  # how often, and what then
+        "stop": (0.4, lambda: chance.sample(STOP_STRINGS, chance.randint(1, 3))),
+        "include_stop": (0.2, lambda: True),
+        "logprobs": (0.3, lambda: chance.randint(0, 3)),
+        "prompt_logprobs": (0.15, lambda: chance.randint(0, 2)),
+        "n": (0.2, lambda: chance.randint(1, choices)),
+        "min_tokens": (0.3, lambda: chance.randint(0, job["max_tokens"])),
+        "ignore_eos": (0.3, lambda: True),
+        "stop_token_ids": (0.2, lambda: [10]),
+        "temperature": (0.2, lambda: 0),
+    }
+    job |= {name: value() for name, (often, value) in options.items() if chance.random() < often}
     if chance.random() < 0.1:
         del job["seed"]  # one is drawn, and told
-    if whole and chance.random() < 0.05:  # every crash is charged while it runs: short ones only
+    if chance.random() < 0.05:  # every crash is charged while it runs: short ones only
         job |= {"stream": False, "max_tokens": min(job["max_tokens"], 10), "min_tokens": 0}
     return job
 

@@ -64,7 +64,7 @@ def serve(options: dict[str, Any]) -> int:
         max_num_seqs=options.get("max_num_seqs", 16), max_num_batched_tokens=options.get("max_num_batched_tokens", 512)
     )
     try:
-        return run(Engine(runner, config), ByteTokenizer(), MODEL, settings)
+        return run(Engine(runner, config, clock=time.monotonic), ByteTokenizer(), MODEL, settings)
     except StartupError as error:
         sys.stderr.write(f"{error}\n")
         return CANNOT_START

@@ -1,4 +1,4 @@
-"""What a request of the chaos suite gives when nobody disturbs it: worked out naively, with nothing of the project's own.
+"""What a request of the chaos suite gives when nobody disturbs it: worked out naively, from nothing of the project.
 
 Only the model itself (`chaos_model.wanted_token`) is shared with the workers. When a choice ends, what becomes text
 and what a stop string cuts off is written down here a second time, the slow and obvious way.

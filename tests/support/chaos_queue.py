@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -88,22 +90,40 @@ class ChaosQueue:
         self.raw.close()
 
 
-def closing(made: list[ChaosQueue]) -> None:
-    """End of a fixture: none may go without its verdict."""
-    for each in made:
-        each.close()
-    assert all(each.judged for each in made), "a test ended without a verdict on its queue"
+class StallWatch:
+    """Sees how long this machine lets a thread wait that should run every few milliseconds."""
+
+    def __init__(self, sleep: Callable[[], object] = lambda: time.sleep(0.01)) -> None:
+        self._sleep = sleep
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.longest_s = 0.0
+        self.num_beats = 0
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            begun_s = time.monotonic()
+            self._sleep()
+            self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
+            self.num_beats += 1
+
+    def __enter__(self) -> StallWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
 
 
-def unstalled(what: Callable[[], None], is_stalled: Callable[[], bool], tries: int = 3) -> None:
-    """Do what depends on time; once more, up to `tries` times, if it fails while this machine was seen to stall."""
+def unless_stalled(run: Callable[[], None], stall_s: float, tries: int = 3) -> None:
+    """Run what depends on time; once more, if it fails while the machine stood still for `stall_s` or longer."""
     for number in range(tries):
-        try:
-            return what()
-        except AssertionError:
-            if number == tries - 1 or not is_stalled():
-                raise
-    return None
-
-
-__all__ = ["ChaosQueue", "Iterator", "closing", "unstalled"]
+        with StallWatch() as watch:
+            try:
+                run()
+            except AssertionError:
+                if number == tries - 1 or watch.longest_s < stall_s:
+                    raise
+            else:
+                return

@@ -1,4 +1,4 @@
-"""A Redis Cluster of three masters for tests: fixture `cluster` (one for a test folder's module), and moving of slots."""
+"""A Redis Cluster of three masters for tests: fixture `cluster` (one for each module), and moving of slots."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+
 from tests.support.server import Server, start_server
 
 NUM_SLOTS = 16384

@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.clients.keys import Keys
+from tests.support.command import PROGRAM
 from tests.support.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ class DemoWorker:
 
 def wait_until_ready(server: Server, worker: DemoWorker, timeout_s: float = 60) -> None:
     """Wait until the worker has announced itself; fail with its log if it ends before that."""
-    pattern = Keys("headrace", worker.queue).worker("*")
+    pattern = Keys("headrace", worker.queue).worker_pattern
     deadline_s = time.monotonic() + timeout_s
     with server.client() as client:
         while not list(client.scan_iter(match=pattern, count=1000)):
@@ -48,7 +48,7 @@ def demo_worker(server: Server, tmp_path: Path, flags: Mapping[str, object] | No
     """Run `headrace worker --model demo` on a queue of its own; end it by SIGTERM and require exit code 0."""
     queue = f"demo-{os.getpid()}-{next(_numbers)}"
     log = tmp_path / f"{queue}.log"
-    command = [sys.executable, "-m", "headrace.worker.cli", "worker", "--model", "demo", "--queue", queue]
+    command = [*PROGRAM, "worker", "--model", "demo", "--queue", queue]
     command += ["--redis-url", server.url]
     command += [str(part) for pair in (flags or {}).items() for part in pair]
     with log.open("wb") as out:

@@ -46,60 +46,77 @@ def told(events: Iterable[Event]) -> dict[int, Told]:
     return choices
 
 
-def check_stream(name: str, events: list[Event], *, must_end: bool = True) -> None:
-    """I1, I2, I3, I4, I8 and I9 for one stream."""
+class StreamChecker:
+    """Checks one stream, entry by entry: I1, I2, I3, I8 and I9; and at its end I4."""
 
-    def require(holds: object, what: str) -> None:
-        if not holds:
-            raise InvariantError(f"{name}: {what}\n" + "\n".join(map(str, events)))
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._events: list[Event] = []
+        self._lengths: dict[int, int] = {}
+        self._attempt = 0
+        self._fp: str | None = None
+        self.ended = False
 
-    lengths: dict[int, int] = {}
-    attempt = 0
-    ended = False
-    fp = None
-    for number, event in enumerate(events):
-        require(not ended, "I2 an entry behind the terminal one")
+    def take(self, event: Event) -> None:
+        """One more entry."""
+        self._require(not self.ended, "I2 an entry behind the terminal one")
+        self._events.append(event)
         if isinstance(event, Queued | Started):
-            require(fp in {None, event.fp}, "fp changes")
-            fp = event.fp
+            self._require(self._fp in {None, event.fp}, "fp changes")
+            self._fp = event.fp
         if isinstance(event, Queued):
-            require(number == 0, "queued is not the first entry")
+            self._require(len(self._events) == 1, "queued is not the first entry")
         elif isinstance(event, Started):
-            require(event.attempt == attempt + 1, f"I3 attempt {event.attempt} behind {attempt}")
-            attempt = event.attempt
-            for choice, resumed in enumerate(event.resumed):
-                require(
-                    lengths.get(choice, 0) == resumed, f"resumed says {resumed}, there are {lengths.get(choice, 0)}"
-                )
+            self._started(event)
         elif isinstance(event, Tokens | Finished):
-            if event.token_ids or isinstance(event, Tokens):
-                found = lengths.get(event.choice, 0)
-                require(event.index == found, f"I1 index {event.index} with {found} tokens so far")
-                lengths[event.choice] = found + len(event.token_ids)
-            if event.logprobs is not None:
-                require(len(event.logprobs) == len(event.token_ids), "lp does not fit t")
+            self._chunk(event)
             if isinstance(event, Finished) and event.done:
-                ended = True
-                total = sum(lengths.values())
-                if event.usage is not None:
-                    require(event.usage.completion == total, f"I9 usage {event.usage} for {total} tokens")
-                else:
-                    require(attempt == 0, "I9 a terminal entry without usage")
-    require(ended or not must_end, "I2 no terminal entry")
-    if ended:
-        _check_texts(events, require)
+                self._terminal(event)
 
+    def _require(self, holds: object, what: str) -> None:
+        if not holds:
+            raise InvariantError(f"{self._name}: {what}\n" + "\n".join(map(str, self._events)))
 
-def _check_texts(events: list[Event], require) -> None:  # type: ignore[no-untyped-def]
-    for index, choice in told(events).items():
-        whole = ByteTokenizer().decode(choice.token_ids)
-        cut = choice.finished is not None and isinstance(choice.finished.stop, str)
-        if cut:
-            assert choice.finished is not None
-            require(whole.startswith(choice.text), f"I4 the text of choice {index} is not what its ids decode to")
-            require(choice.finished.stop in whole, f"I4 the stop string of choice {index} is not in its output")
+    def _started(self, event: Started) -> None:
+        self._require(event.attempt == self._attempt + 1, f"I3 attempt {event.attempt} behind {self._attempt}")
+        self._attempt = event.attempt
+        found = tuple(self._lengths.get(choice, 0) for choice in range(len(event.resumed)))
+        self._require(event.resumed == found, f"resumed says {event.resumed}, there are {found}")
+
+    def _chunk(self, event: Tokens | Finished) -> None:
+        if event.logprobs is not None:
+            self._require(len(event.logprobs) == len(event.token_ids), "lp does not fit t")
+        if event.index is not None:
+            found = self._lengths.get(event.choice, 0)
+            self._require(event.index == found, f"I1 index {event.index} with {found} tokens so far")
+            self._lengths[event.choice] = found + len(event.token_ids)
         else:
-            require(choice.text == whole, f"I4 choice {index}: {choice.text!r} is not {whole!r}")
+            self._require(not event.token_ids, "I1 tokens without an index")
+
+    def _terminal(self, event: Finished) -> None:
+        self.ended = True
+        total = sum(self._lengths.values())
+        completion = None if event.usage is None else event.usage.completion
+        # Only what a client has cancelled while it was queued may do without: no worker has touched it.
+        untouched = self._attempt == 0 and completion is None
+        self._require(completion == total or untouched, f"I9 {completion} for {total} tokens")
+        for index, choice in told(self._events).items():
+            whole = ByteTokenizer().decode(choice.token_ids)
+            stop = None if choice.finished is None else choice.finished.stop
+            if isinstance(stop, str):
+                self._require(whole.startswith(choice.text), f"I4 {choice.text!r} does not begin {whole!r}")
+                self._require(stop in whole, f"I4 choice {index}: {stop!r} is not in {whole!r}")
+            else:
+                self._require(choice.text == whole, f"I4 choice {index}: {choice.text!r} is not {whole!r}")
+
+
+def check_stream(name: str, events: list[Event], *, must_end: bool = True) -> None:
+    """I1, I2, I3, I4, I8 and I9 for one stream. Raises InvariantError."""
+    checker = StreamChecker(name)
+    for event in events:
+        checker.take(event)
+    if must_end and not checker.ended:
+        raise InvariantError(f"{name}: I2 no terminal entry\n" + "\n".join(map(str, events)))
 
 
 def check_all(

@@ -1,7 +1,7 @@
 """A TCP proxy between a client and a server of a test: it loses single replies, cuts, delays and holds connections.
 
-Fixture `proxy_to`: `proxy_to(server)` starts one that ends with the test. A lost reply is one whose command the server has
-carried out: the proxy hands the request on, waits for the answer, and cuts the client off instead of passing it on.
+Fixture `proxy_to`: `proxy_to(server)` starts one that ends with the test. A lost reply is one whose command the server
+has carried out: the proxy hands the request on, waits for the answer, and cuts the client off instead of passing it on.
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@ After each test the protocol's invariants are checked over everything that lies 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,6 +137,15 @@ class Rig:
         entry = {"id": request_id, kind: payload, **(fields or {})}
         self.submitted.append(request_id)
         return self.client.xadd(self.keys.jobs(priority), entry, id=entry_id).decode()
+
+    def submit(self, request_id: str, job: Mapping[str, Any]) -> str:
+        """Add a job as a client library does: `queued` first, which lives for a day, then the job with its `fp`."""
+        payload = json.dumps(job).encode()
+        fp, out = hashlib.sha256(payload).hexdigest(), self.keys.out(request_id)
+        queued = json.dumps({"e": "queued", "fp": fp})
+        self.client.xadd(out, {"json": queued}, id=f"0-{int(time.time() * 1000)}")
+        self.client.pexpire(out, 86_400_000)
+        return self.add(request_id, payload, fields={"fp": fp})
 
     def events(self, request_id: str) -> list[Event]:
         return events_of(self.client, self.keys.out(request_id))

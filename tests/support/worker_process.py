@@ -1,7 +1,7 @@
 """Real worker processes on the scripted model, started in a fraction of a second, ended with the test.
 
-Fixture `start_worker`: `start_worker(server_or_proxy, prefix, **options)` gives a running `WorkerProcess`; it waits until
-the worker has announced itself.
+Fixture `start_worker`: `start_worker(server_or_proxy, prefix, **options)` gives a running `WorkerProcess`; it waits
+until the worker has announced itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Runs one vector: puts what it gives on a server, lets a worker of the scripted model at it, and looks at what is there.
+"""Runs one vector: puts what it gives on a server, lets a worker of the scripted model at it, and looks what is there.
 
-A vector is a JSON file: `given` (a job's entry, and what lies on the server before), `settings`, and `expected` (what lies
-there afterwards, payloads byte for byte). What differs from run to run is replaced before comparing:
+A vector is a JSON file: `given` (a job's entry, and what lies on the server before), `settings`, and `expected` (what
+lies there afterwards, payloads byte for byte). What differs from run to run is replaced before comparing:
 
     A-0, A-1, …     ids of the attempt that the worker begins (its A is the server's clock)
     WORKER          the worker's name
@@ -138,7 +138,7 @@ def _entry(entry_id: str, fields: dict[bytes, bytes], old: set[str], worker: str
     if event.get("worker") == worker:
         event["worker"] = "WORKER"
     if "timing" in event:
-        event["timing"] = {each: 0.0 for each in event["timing"]}
+        event["timing"] = dict.fromkeys(event["timing"], 0.0)
     return {"id": f"A-{entry_id.partition('-')[2]}", name.decode(): _text(pack(event, kind))}
 
 

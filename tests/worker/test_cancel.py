@@ -75,7 +75,7 @@ def test_cancel_ends_every_open_choice(rig: Rig) -> None:
 
 def test_held_back_text_comes_out_with_the_cancellation(rig: Rig) -> None:
     """The engine echoes half of a stop string and is then held up: the text must not be lost."""
-    runner = ScriptedRunner(script=lambda sequence: 97, num_blocks=64, step_time_s=0.02, max_model_len=512)
+    runner = ScriptedRunner(script=[97] * 500, num_blocks=64, step_time_s=0.02, max_model_len=512)
     rig.worker(runner=runner)
     rig.add("my-1", {"prompt": "x", "stop": ["a" * 400], "max_tokens": 500})
     rig.wait_tokens("my-1", 3)

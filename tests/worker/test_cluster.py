@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from headrace.clients import Client
 from headrace.worker.cluster import slot_of, url_at
 from headrace.worker.errors import ServerUnsuitableError

@@ -235,7 +235,7 @@ def test_no_more_is_taken_than_there_is_room_for(rig: Rig) -> None:
 
 @pytest.mark.parametrize("places", [1, 2])
 def test_a_surplus_of_a_blocking_read_goes_back(rig: Rig, places: int) -> None:
-    """Jobs of all three priorities at the same moment, while the worker waits: with less room, the rest is handed back."""
+    """Jobs of all three priorities at the same moment, while the worker waits: with less room, the rest goes back."""
     first = rig.worker(max_num_seqs=places, step_time_s=0.02)
     time.sleep(0.2)
     pipeline = rig.client.pipeline(transaction=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from headrace.clients.errors import MalformedEntryError
 from headrace.worker.history import read_history
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from headrace.clients.events import JobRef
 from headrace.worker import lua
 from headrace.worker.lease import Leases

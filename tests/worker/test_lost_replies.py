@@ -43,7 +43,7 @@ def test_one_reply_lost(proxy_to: Callable[..., Proxy], rig: Rig, case: str, bef
     assert len(rig.started("my-1")) == 1
     assert rig.num_tokens("my-1") == 30
     assert worker.counters.attempts == 1
-    wait_until(lambda: worker.counters.reconnects == 2)
+    wait_until(lambda: worker.counters.reconnects == 1)
     wait_until(lambda: not rig.pending())
 
 

@@ -80,7 +80,7 @@ def test_a_job_whose_lease_has_run_out_is_not_begun(proxy_to: Callable[..., Prox
     proxy.refuse()
     time.sleep(0.7)
     proxy.accept()
-    wait_until(lambda: worker.counters.reconnects == 2)
+    wait_until(lambda: worker.counters.reconnects == 1)
     time.sleep(0.3)
     assert rig.raw("my-1") == []
     link.ensure = ensure  # type: ignore[method-assign]

@@ -58,6 +58,20 @@ def test_work_that_takes_too_long_is_given_up_and_others_go_on() -> None:
     pool.close()
 
 
+def test_when_all_hang_nothing_waits_for_ever_and_when_they_are_done_it_goes_on() -> None:
+    release = threading.Event()
+    pool = PreparePool[int](1, 0.05, lambda: None)
+    for number in range(20):
+        pool.submit(number, lambda: int(release.wait(5)))
+    results = collect(pool, 20)
+    assert all(isinstance(each.error, PrepareTimeoutError) for each in results)
+    release.set()
+    wait_until(lambda: pool._num_hung == 0)
+    pool.submit("after", lambda: 7)
+    assert [each.value for each in collect(pool, 1)] == [7]
+    pool.close()
+
+
 def test_waiting_in_line_is_no_overtime() -> None:
     pool = PreparePool[int](1, 0.3, lambda: None)
     for number in range(4):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.clients.events import Finished, Started, Tokens
+from headrace.clients.events import Finished, Tokens
 from tests.support.rig import Rig, abandon
 from tests.support.scripted import ScriptedRunner
 from tests.support.worker_process import WorkerProcess, wait_until
@@ -112,7 +112,7 @@ def test_a_choice_that_has_ended_is_not_run_again(start_worker: Callable[..., Wo
 def test_poison_is_given_up_after_three_attempts(start_worker: Callable[..., WorkerProcess], rig: Rig) -> None:
     """A job that kills whoever runs it: three workers die of it, the fourth ends it and puts it away."""
     poison = 33
-    rig.add("poison", {"prompt": "x!", "max_tokens": 5})
+    rig.submit("poison", {"prompt": "x!", "max_tokens": 5})
     for _ in range(3):
         worker = start_worker(rig.server, rig.prefix, lease_s=1.0, kill_token_id=poison, wait=False)
         assert worker.wait() == 70
@@ -132,23 +132,43 @@ def test_poison_is_given_up_after_three_attempts(start_worker: Callable[..., Wor
 
 def test_after_two_charged_attempts_a_request_runs_alone(start_worker: Callable[..., WorkerProcess], rig: Rig) -> None:
     """Two workers died of it; the third holds it until nothing else runs, and begins nothing beside it."""
-    rig.add("suspect", {"prompt": "x!", "max_tokens": 3, "ignore_eos": True})
+    rig.submit("suspect", {"prompt": "x!", "max_tokens": 3, "ignore_eos": True})
     for _ in range(2):
         assert start_worker(rig.server, rig.prefix, lease_s=1.5, kill_token_id=33, wait=False).wait() == 70
-    rig.add("before", {"prompt": "a", "max_tokens": 60, "ignore_eos": True})
-    worker = rig.worker(lease_s=1.5, step_time_s=0.04)
+    rig.add("before", {"prompt": "a", "max_tokens": 1500, "ignore_eos": True})
+    worker = rig.worker(lease_s=1.5, step_time_s=0.03)
     rig.wait_tokens("before", 1)
     wait_until(lambda: len(worker.service.context.memory) == 2)  # the suspect is held
     rig.add("after", {"prompt": "b", "max_tokens": 5})
+    time.sleep(0.3)
+    assert rig.raw("after") == []
+    assert len(rig.started("suspect")) == 2
+    rig.client.set(rig.keys.cancel("before"), "1", px=86_400_000)
     rig.wait_done("suspect", "before", "after")
     ids = {name: [event.id for event in rig.events(name)] for name in ("before", "suspect", "after")}
-    suspect = [event for event in rig.events("suspect") if isinstance(event, Started)][2]
-    assert suspect.id[0] >= ids["before"][-1][0]
-    assert len(rig.started("suspect")) == 3
+    third = rig.started("suspect")[2]
+    assert third.id[0] >= ids["before"][-1][0]
     first_token = next(event for event in rig.events("suspect") if isinstance(event, Tokens))
     assert ids["after"][0][0] >= first_token.id[0]
     order = [fields["request"] for _, event, fields in worker.log.lines if event == "started"]
     assert order == ["before", "suspect", "after"]
+
+
+def test_names_of_crashed_workers_are_taken_off_the_queue(start_worker: Callable[..., WorkerProcess], rig: Rig) -> None:
+    crashed = start_worker(rig.server, rig.prefix, lease_s=0.1)
+    wait_until(lambda: rig.client.xinfo_consumers(rig.keys.jobs(), "workers"))
+    crashed.kill()
+    rig.client.xgroup_createconsumer(rig.keys.jobs("low"), "workers", "with-entries")
+    rig.client.xadd(rig.keys.jobs("low"), {"id": "kept"})
+    rig.client.xgroup_createconsumer(rig.keys.jobs("low"), "workers", "-")
+    rig.client.xreadgroup("workers", "with-entries", {rig.keys.jobs("low"): ">"})
+    live = rig.worker(lease_s=0.1, janitor_every_s=0.1, max_num_seqs=1)
+    names = lambda key: {each["name"].decode() for each in rig.client.xinfo_consumers(key, "workers")}  # noqa: E731
+    wait_until(lambda: names(rig.keys.jobs()) == {live.name}, 5)
+    wait_until(lambda: "with-entries" not in names(rig.keys.jobs("low")), 5)  # not before its entry was recovered
+    assert "-" in names(rig.keys.jobs("low"))
+    rig.wait_empty()
+    assert len(rig.dead()) == 1
 
 
 def test_a_frozen_worker_is_kept_out_when_it_wakes(start_worker: Callable[..., WorkerProcess], rig: Rig) -> None:
@@ -194,7 +214,7 @@ def test_a_step_that_hangs_loses_its_requests(rig: Rig) -> None:
     rig.add("my-1", {"prompt": "Hello", "max_tokens": 100, "ignore_eos": True})
     rig.wait_tokens("my-1", 5)
     hang["s"] = 2.5
-    second = rig.worker(script=lambda sequence: 97, step_time_s=0.02, lease_s=0.9)
+    second = rig.worker(script=[97] * 500, step_time_s=0.02, lease_s=0.9)
     wait_until(lambda: len(rig.started("my-1")) == 2, 4)
     assert rig.started("my-1")[1].worker == second.name
     wait_until(lambda: first.counters.lost_leases + first.counters.fenced >= 1, 5)

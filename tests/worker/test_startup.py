@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+
 from headrace.worker.errors import ServerUnavailableError, ServerUnsuitableError
 from headrace.worker.options import WorkerSettings
 from headrace.worker.server_check import check_info
@@ -15,7 +16,7 @@ from tests.support.worker_process import WorkerProcess
 
 
 def test_nobody_answers(rig: Rig) -> None:
-    with pytest.raises(ServerUnavailableError, match="no server at redis://127.0.0.1:1/0"):
+    with pytest.raises(ServerUnavailableError, match=r"no server at redis://127\.0\.0\.1:1/0"):
         rig.worker(url="redis://127.0.0.1:1/0")
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from headrace.clients import Client, ConflictError, RequestFailedError
 from headrace.clients.events import Finished, Queued, Started, Tokens
 from tests.support.proxy import Proxy

@@ -216,7 +216,7 @@ def test_a_token_counts_as_settled_only_when_its_entry_is_in() -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_random_losses_and_failovers_never_double_tear_or_reorder(seed: int) -> None:
-    """Replies are lost at random, and the stream now and then loses its end, as a failover to a lagging replica does."""
+    """Replies are lost at random, and now and then the stream's end, as in a failover to a lagging replica."""
     rng = random.Random(seed)
     base = rng.choice([b"", b"900-4"])
     stream = Stream([(base, b"before")] if base else [])

@@ -1,0 +1,116 @@
+"""Jobs longer than any lease, jobs that kill whoever runs them, and the joints between attempts."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.chaos_model import POISON
+from tests.support.chaos_oracle import expected
+from tests.support.chaos_queue import ChaosQueue, StallWatch, unless_stalled
+from tests.support.chaos_workers import Worker
+from tests.support.worker_process import wait_until
+
+
+def test_a_job_longer_than_its_lease_is_delivered_once(
+    chaos_queue: ChaosQueue, spawn: Callable[..., Worker], is_full: bool, progress: Callable[[str], None]
+) -> None:
+    """I10: thirty leases long, two idle workers that look for abandoned jobs all the time, one attempt."""
+    job_s, lease_s = (60.0, 2.0) if is_full else (6.0, 0.5)
+    options = {"lease_s": lease_s, "block_s": 0.1, "step_time_s": job_s / 120}
+    workers = [spawn(chaos_queue, **options) for _ in range(3)]
+    for worker in workers:
+        worker.wait_ready()
+
+    def run() -> None:
+        request_id = f"job-{len(chaos_queue.jobs)}"
+        begun_s = time.monotonic()
+        chaos_queue.add(request_id, prompt="Hello", seed=5, max_tokens=120, ignore_eos=True)
+        chaos_queue.wait_empty(timeout_s=job_s * 5)
+        took_s = time.monotonic() - begun_s
+        attempts = chaos_queue.report(request_id).attempts
+        progress(f"{took_s:.1f} s under a lease of {lease_s} s: {len(attempts)} attempt")
+        assert took_s >= job_s
+        assert len(attempts) == 1
+
+    unless_stalled(run, stall_s=lease_s / 2)
+    chaos_queue.judge()
+
+
+def test_poison_is_given_up_and_nobody_else(
+    chaos_queue: ChaosQueue, spawn: Callable[..., Worker], is_full: bool, progress: Callable[[str], None]
+) -> None:
+    """A prompt that kills its worker in the step, among jobs that do not: dead after three attempts, alone."""
+    for number in range(60 if is_full else 12):
+        chaos_queue.add(f"good-{number}", prompt=f"Hello {number}", seed=number, max_tokens=40)
+        if number == 3:
+            chaos_queue.add("poison", prompt_token_ids=[72, POISON, 73], max_tokens=5)
+    crew = [spawn(chaos_queue, step_time_s=0.01) for _ in range(2)]
+    num_killed = 0
+    end_s = time.monotonic() + 90
+    while chaos_queue.producer.num_left():
+        assert time.monotonic() < end_s, [worker.output()[-2000:] for worker in crew]
+        for index, worker in enumerate(crew):
+            if not worker.is_alive:
+                assert worker.code == -signal.SIGKILL
+                num_killed += 1
+                crew[index] = spawn(chaos_queue, step_time_s=0.01)
+        time.sleep(0.02)
+    found = chaos_queue.judge()
+    progress(f"{num_killed} workers killed, {found.num_attempts} attempts, ends {dict(found.reasons)}")
+    assert num_killed == 3
+    assert [entry[b"id"] for entry in found.dead] == [b"poison"]
+    assert found.reports["poison"].error_code == "attempts_exhausted"
+    assert len(found.reports["poison"].attempts) == 4  # the last one ends it, and runs nothing
+    assert found.dead[0][b"attempts"] == b"4"
+    assert set(found.errors) == {"poison"}
+
+
+TEXT: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 70}
+
+
+def _seam_jobs() -> dict[str, tuple[dict[str, Any], list[int]]]:
+    """Jobs by name, each with the token positions at which its workers die: the worst there are."""
+    seed = next(seed for seed in range(10_000) if "👩‍👩‍👧" in expected({"prompt": "emoji", **TEXT}, seed).text[3:20])
+    ids = expected({"prompt": "emoji", **TEXT}, seed).token_ids
+    at = bytes(token % 256 for token in ids).index("👩‍👩‍👧".encode())
+    emoji = {"prompt": "emoji", "seed": seed, **TEXT}
+    stopping = {"prompt": "stop", "stop": ["three four"], **TEXT}
+    seed = next(seed for seed in range(10_000) if 20 < len(expected(stopping, seed).token_ids) < 60)
+    length = len(expected(stopping, seed).token_ids)
+    choices = {"prompt": "choices", "seed": 3, "n": 3, "logprobs": 2, "prompt_logprobs": 1, **TEXT}
+    return {
+        "emoji": (emoji, [at + 2, at + 5, at + 15]),  # in a character; before a joiner; in the last one
+        "stop": ({**stopping, "seed": seed}, [length - 9, length - 4, length - 1]),
+        "choices": (choices, [1, 13, 40]),
+    }
+
+
+@pytest.mark.parametrize("name", ["emoji", "stop", "choices"])
+def test_killed_in_the_middle(chaos_queue: ChaosQueue, spawn: Callable[..., Worker], name: str) -> None:
+    """Of an emoji, of a stop string, of choices with log-probabilities: three times, and nobody can tell."""
+    job, cuts = _seam_jobs()[name]
+    chaos_queue.add(name, **job)
+    for number, position in enumerate(cuts):
+        choice = number if job.get("n") else 0
+        fate = [name, position, int(signal.SIGKILL), choice]
+        worker = spawn(chaos_queue, step_time_s=0.005, lease_s=0.5, fates=[fate])
+        assert worker.wait() == -signal.SIGKILL
+    spawn(chaos_queue, lease_s=0.5)
+    found = chaos_queue.judge()  # compares with the undisturbed answer
+    assert len(found.reports[name].attempts) == 4
+    if name != "choices":
+        settled = [sum(each.num_tokens for each in found.reports[name].attempts[: k + 1]) for k in range(3)]
+        assert settled == cuts
+
+
+def test_a_stall_is_seen() -> None:
+    """What excuses a test that depends on time: a machine that stood still."""
+    watch = StallWatch(sleep=lambda: time.sleep(0.3))
+    with watch:
+        wait_until(lambda: watch.num_beats > 0)
+    assert watch.longest_s >= 0.3
