@@ -12,7 +12,7 @@ demo: setup
 	@.venv/bin/headrace demo
 
 test: setup
-	@$(RUN) -m pytest -q --budget-s 480
+	@$(RUN) -m pytest -q -n 3 --dist worksteal --budget-s 480
 
 # Everything that can go wrong, for some minutes: kills, freezes, lost replies, restarts. SEED=N repeats a run.
 chaos: setup

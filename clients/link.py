@@ -12,6 +12,7 @@ A client that a caller hands in keeps its own retries and limits: the protocol's
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Generator
 from typing import Any, Final, TypeVar, cast
@@ -163,7 +164,16 @@ class Link:
                     except exceptions.NoScriptError:
                         return self._connected().execute_command(*script_by_text(step), **options)
         except ERRORS as error:
+            if isinstance(error, exceptions.ReadOnlyError):
+                self._leave_node()
             raise told_apart(error) from None
+
+    def _leave_node(self) -> None:
+        """After a failover the address may lead to another node: let go of the idle connections to the old one."""
+        pool = getattr(self._client, "connection_pool", None)  # a cluster's client finds its nodes by itself
+        with contextlib.suppress(TypeError):  # the blocking pool of redis-py 6 can only disconnect all
+            if pool is not None:
+                pool.disconnect(inuse_connections=False)
 
 
 class _ReadingLink(Link):
@@ -243,7 +253,16 @@ class AsyncLink:
                     except exceptions.NoScriptError:
                         return await self._connected().execute_command(*script_by_text(step), **options)
         except ERRORS as error:
+            if isinstance(error, exceptions.ReadOnlyError):
+                await self._leave_node()
             raise told_apart(error) from None
+
+    async def _leave_node(self) -> None:
+        """As Link._leave_node."""
+        pool = getattr(self._client, "connection_pool", None)
+        with contextlib.suppress(TypeError):
+            if pool is not None:
+                await pool.disconnect(inuse_connections=False)
 
 
 class _AsyncReadingLink(AsyncLink):

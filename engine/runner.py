@@ -10,6 +10,7 @@ import torch
 
 from ..kernels.backend import Backend
 from ..kernels.block_copy import copy_blocks
+from ..kernels.large_pages import zeros_in_large_pages
 from ..kernels.linear import padded_rows, row_multiple
 from ..kernels.lists import bools
 from .batch import Batch, BatchBuilder
@@ -53,7 +54,7 @@ class TorchRunner:
         self.on_logits: LogitsHook | None = None
         device = weights.embedding.device
         shape = (config.num_layers, 2, limits.num_blocks, limits.block_size, config.num_kv_heads, config.head_dim)
-        self._cache = torch.zeros(shape, dtype=limits.kv_dtype, device=device)
+        self._cache = zeros_in_large_pages(shape, limits.kv_dtype)
         self._multiple = row_multiple(weights.layers[0].qkv)
         self._decoder = Decoder(config, weights, backend, limits.max_model_len)
         self._sampler = Sampler(backend)

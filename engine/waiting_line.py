@@ -118,7 +118,8 @@ class WaitingLine:
                 raise RuntimeError(f"the line of priority {priority} is not in order: {places}")
         for place, sequence in enumerate(self.sequences()):
             state = State.WAITING if place < len(self) else State.DEPENDENT
-            if sequence.state is not state or sequence.block_ids or sequence.num_computed_tokens:
+            held = (*sequence.block_ids, *sequence.chain, sequence.num_computed_tokens, sequence.shares_last)
+            if sequence.state is not state or any(held):
                 raise RuntimeError(f"{sequence.request_id}/{sequence.choice} waits as {sequence.state} with blocks")
         if not all(followers for _, followers in self.led.values()):
             raise RuntimeError("a leader without followers is kept")

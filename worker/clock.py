@@ -6,6 +6,12 @@ import time
 from typing import cast
 
 
+def server_s(reply: list[bytes]) -> float:
+    """What a reply to TIME (seconds, microseconds) says, in seconds since the epoch."""
+    seconds, micros = reply
+    return int(seconds) + int(micros) / 1e6
+
+
 class ServerClock:
     """Counts on from the server's last answer to TIME with this machine's monotonic clock.
 
@@ -18,8 +24,7 @@ class ServerClock:
     def set(self, reply: object, sent_s: float) -> None:
         """Take the reply to TIME (seconds, microseconds) to a command sent at monotonic `sent_s`."""
         if isinstance(reply, list):
-            seconds, micros = cast("list[bytes]", reply)
-            self._offset_ms = int(seconds) * 1000 + int(micros) / 1000 - sent_s * 1000
+            self._offset_ms = (server_s(cast("list[bytes]", reply)) - sent_s) * 1000
 
     def at_ms(self, monotonic_s: float) -> float:
         """What the server's clock showed then, in ms since the epoch."""

@@ -9,7 +9,7 @@ from .control import Control
 from .held import BEFORE_START, Stage
 from .running import Running
 
-_LEAST_PATIENCE_S = 5.0
+_LEAST_PATIENCE_S = 2.0
 
 
 class Drain:
@@ -46,7 +46,7 @@ class Drain:
         for held in self._context.memory.at(*BEFORE_START):
             held.stage = Stage.HAND_BACK  # not begun: nothing to release
         if now_s >= self._limit_s:
-            patience_s = max(_LEAST_PATIENCE_S, self._context.settings.socket_timeout_s)
+            patience_s = max(_LEAST_PATIENCE_S, 2 * self._context.settings.socket_timeout_s)
             self._give_up_s = min(self._give_up_s, now_s + patience_s)
             for held in self._context.memory.at(Stage.PREPARE, Stage.RUN):
                 self._running.release(held)

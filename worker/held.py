@@ -85,6 +85,12 @@ class Held:
         return int(self.ref.entry_id.partition("-")[0])
 
     @property
+    def trace(self) -> dict[str, str]:
+        """What log lines about the request also say: the caller's trace, if it named one."""
+        traceparent = self.job.traceparent if self.job is not None else None
+        return {} if traceparent is None else {"traceparent": traceparent}
+
+    @property
     def payload_sha(self) -> str:
         """SHA-256 of the payload in hex."""
         return hashlib.sha256(self.payload).hexdigest()

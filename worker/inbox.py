@@ -14,6 +14,7 @@ from ..clients.events import JobRef
 from ..clients.keys import GROUP
 from . import lua
 from .batch import Batch
+from .clock import server_s
 from .connection import Failed
 from .context import Context
 from .held import Held, new_held
@@ -35,6 +36,7 @@ class Inbox:
         self._streams = context.keys.all_jobs
         self._num_takes = 0
         self._next_sweep_s = 0.0
+        self._sweep_begun_at: float | None = None  # server's clock
         self._own_pages: list[tuple[str, bytes]] = []  # parts of the own pending list still to be read: stream, start
         self._unknown: list[JobRef] = []  # own pending entries that memory has not
         self._abandoned: list[JobRef] = []
@@ -160,12 +162,9 @@ class Inbox:
         """Look for entries idle beyond the lease, now and then; claim at most `room` of them. Returns how many."""
         lease_ms, now_s = int(self._context.settings.lease_s * 1000), time.monotonic()
         if now_s >= self._next_sweep_s:
-            self._next_sweep_s = now_s + self._context.settings.block_s
-            self.swept_empty = True
-            for stream in self._streams:
-                command = (b"XPENDING", stream, GROUP, b"IDLE", lease_ms, b"-", b"+", _PENDING_PER_READ)
-                batch.add(command, partial(self._swept, stream, now_s))
-        claim, self._abandoned = self._abandoned[:room], []
+            self._sweep(batch, lease_ms, now_s)
+        # Those for which there is no room now are claimed as room comes, if nobody has been quicker.
+        claim, self._abandoned = self._abandoned[:room], self._abandoned[room:]
         for stream in self._streams:
             ids = [ref.entry_id for ref in claim if ref.key == stream]
             if ids:
@@ -173,15 +172,33 @@ class Inbox:
                 batch.add(command, partial(self._claimed, stream, now_s))
         return len(claim)
 
-    def _swept(self, stream: str, sent_s: float, outcome: Any) -> None:
-        took_s = time.monotonic() - sent_s
+    def _sweep(self, batch: Batch, lease_ms: int, now_s: float) -> None:
+        """Read all that is idle. Timed on the server's clock: the replies wait here until a step is done."""
+        self._next_sweep_s = now_s + self._context.settings.block_s
+        self._abandoned = []
+        self.swept_empty = True
+        batch.add((b"TIME",), self._sweep_begun)
+        for stream in self._streams:
+            command = (b"XPENDING", stream, GROUP, b"IDLE", lease_ms, b"-", b"+", _PENDING_PER_READ)
+            batch.add(command, partial(self._swept, stream))
+        batch.add((b"TIME",), partial(self._sweep_ended, now_s))
+
+    def _sweep_begun(self, outcome: Any) -> None:
+        self._sweep_begun_at = None if isinstance(outcome, Failed) else server_s(outcome)
+
+    def _sweep_ended(self, sent_s: float, outcome: Any) -> None:
+        if self._sweep_begun_at is None or isinstance(outcome, Failed):
+            return
+        took_s = server_s(outcome) - self._sweep_begun_at
         self._next_sweep_s = max(self._next_sweep_s, sent_s + min(took_s * _SWEEP_PAUSE, _LONGEST_SWEEP_PAUSE_S))
+
+    def _swept(self, stream: str, outcome: Any) -> None:
         if isinstance(outcome, Failed):
             return
         refs = [JobRef(stream, row[0].decode()) for row in outcome]
         found = [ref for ref in refs if ref not in self._context.memory and not self._context.is_left(ref)]
         self._abandoned += found
-        self.swept_empty = self.swept_empty and not refs
+        self.swept_empty = self.swept_empty and not found
 
     def _claimed(self, stream: str, sent_s: float, outcome: Any) -> None:
         if isinstance(outcome, Failed):

@@ -226,5 +226,7 @@ class Loop:
     def _wait(self) -> None:
         if self._drain.is_on or len(self._context.memory) or self._inbox.is_busy or self._room() <= 0:
             self._control.wait(_SHORT_WAIT_S)
-        elif not self._context.settings.burst:
+        elif self._context.settings.burst:
+            self._control.wait(0.0)  # nothing is waited for: the next turn looks whether anything is left
+        else:
             self._waiter.wait()

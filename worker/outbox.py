@@ -109,7 +109,7 @@ class Outbox:
             first = writer.id_of(0)
             batch.add((b"XRANGE", channel.out, first, first), writer.verified)
             return
-        if not writer.has_due or (held is not None and not self._may_write(held, now_s)):
+        if held is not None and not self._may_write(held, now_s):
             return
         for append in writer.due():
             batch.add(_command(channel, append), partial(self._appended, channel, append))

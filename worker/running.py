@@ -56,7 +56,8 @@ class Running:
         self._outbox.append(held, fed.payload, num_tokens=fed.num_new, terminal=terminal)
         if terminal:
             del self._by_engine_id[held.engine_id]
-            self._context.log.info("finished", request=held.request_id, reason=fed.finish and fed.finish.reason)
+            reason = fed.finish and fed.finish.reason
+            self._context.log.info("finished", request=held.request_id, reason=reason, **held.trace)
 
     def end(self, held: Held, reason: Reason, error: ErrorInfo | None = None) -> None:
         """End a begun request with everything that is open of it."""
@@ -66,9 +67,8 @@ class Running:
         for payload in payloads[:-1]:
             self._outbox.append(held, payload)
         self._outbox.append(held, payloads[-1], terminal=True)
-        self._context.log.info(
-            "ended", request=held.request_id, reason=reason, code=error and error.code, param=error and error.param
-        )
+        code, param = (error.code, error.param) if error is not None else (None, None)
+        self._context.log.info("ended", request=held.request_id, reason=reason, code=code, param=param, **held.trace)
 
     def close(self, held: Held, choice: int, finish: Finish) -> None:
         """End one choice that its settled tokens have ended."""

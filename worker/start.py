@@ -81,7 +81,8 @@ class Starter:
         if begin is None or held.channel is None:
             raise RuntimeError("a request that has not begun cannot have started")
         context.counters.attempts += 1
-        context.log.info("started", request=held.request_id, attempt=begin.number, settled=held.history.num_settled)
+        settled = held.history.num_settled
+        context.log.info("started", request=held.request_id, attempt=begin.number, settled=settled, **held.trace)
         held.answer = self._answer(held)
         timeout_ms = job.timeout_ms if job is not None else None
         if timeout_ms is not None:

@@ -55,6 +55,8 @@ class Writer:
         self.confirmed = 0  # entries [0, confirmed) are known to be in
         self.sent = 0  # entries [confirmed, sent) are in flight
         self._tried = 0  # entries [0, tried) were sent at least once
+        self._last_seq = -1  # of the entry sent last
+        self._last_id: bytes = base_id
         self.state = WriterState.OPEN
         self.ended = False  # the last entry of the chain is the last that this attempt will write
         self.cancelled = False  # a reply has shown the cancel flag
@@ -96,36 +98,23 @@ class Writer:
         return self.sent == len(self.entries) and self._claim is None and not self._probing
 
     @property
-    def has_due(self) -> bool:
-        """Whether `due` would give anything."""
-        return (
-            self.sent < (len(self.entries) if self.confirmed else 1)
-            and self.state is WriterState.OPEN
-            and (self._claim is None)
-        )
-
-    @property
     def has_settled(self) -> bool:
         """Whether a token of this attempt is known to be in."""
         return any(entry.num_tokens for entry in self.entries[: self.confirmed])
 
-    @property
-    def _end(self) -> int:
-        """Entries up to here may be sent: nothing follows `started` before its reply."""
-        return len(self.entries) if self.begun else min(1, len(self.entries))
-
     def due(self) -> list[Append]:
-        """The entries to send now; they count as sent."""
-        if not self.has_due:
+        """The entries to send now; they count as sent. Nothing follows `started` before its reply."""
+        first, end = self.sent, len(self.entries) if self.confirmed else min(1, len(self.entries))
+        if first >= end or self.state is not WriterState.OPEN or self._claim is not None:
             return []
-        first, self.sent = self.sent, self._end
+        previous_id = self._last_id if first == self._last_seq + 1 else self.id_of(first - 1)
         appends: list[Append] = []
-        previous_id = self.id_of(first - 1)
-        for seq in range(first, self.sent):
-            entry_id = b"%d-%d" % (self.attempt_ms, seq)
+        for seq in range(first, end):
+            entry_id: bytes = b"%d-%d" % (self.attempt_ms, seq)
             appends.append(Append(seq, previous_id, entry_id, self.entries[seq], seq < self._tried))
             previous_id = entry_id
-        self._tried = max(self._tried, self.sent)
+        self.sent, self._last_seq, self._last_id = end, end - 1, previous_id
+        self._tried = max(self._tried, end)
         return appends
 
     def reply(self, seq: int, outcome: Any) -> None:

@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr int TILE = 32, TILE_VECTORS = TILE / LANES, ROWS = 64, BLOCK_ROWS = 4;
+constexpr int TILE = 32, TILE_VECTORS = TILE / LANES, PAIRS = 2 * LANES, ROWS = 64, BLOCK_ROWS = 4;
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 struct Call {
@@ -27,6 +27,8 @@ struct Call {
 };
 
 struct Item { int32_t sequence, first, count, kv_head; };  // queries [first, first + count) of the batch
+
+inline int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 struct Scratch {
   std::vector<float> query, total, weight, keys, values, top, weight_sum;
@@ -46,51 +48,69 @@ void each(const Call& c, const void* cache, const int32_t* blocks, int64_t kv_he
   }
 }
 
-// Asks for a tile's values ahead of time: rows of one head lie too far apart for the hardware to foresee.
+// Asks for a tile's values ahead of time: rows of one head lie too far apart for the hardware to foresee. Takes `heads` heads
+// at once, which lie side by side.
 template <typename T>
-void prefetch(const Call& c, const void* cache, const int32_t* blocks, int64_t kv_head, int64_t start, int64_t high) {
-  each<T>(c, cache, blocks, kv_head, start, std::min(start + TILE, high), [&](int64_t, const T* from) {
-    for (int64_t d = 0; d < c.head_dim; d += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + d);
-  });
+void prefetch(const Call& c, const int32_t* blocks, int64_t kv_head, int64_t heads, int64_t start, int64_t high) {
+  for (const void* cache : {c.k_cache, c.v_cache})
+    each<T>(c, cache, blocks, kv_head, start, std::min(start + TILE, high), [&](int64_t, const T* from) {
+      for (int64_t d = 0; d < heads * c.head_dim; d += 64 / int64_t(sizeof(T))) {
+        __builtin_prefetch(from + d, 0, 2);
+        asm volatile("");  // or GCC takes the function for one without effect, and drops it
+      }
+    });
 }
 
-// Positions [start, start + TILE) of one KV head as float32, one row of `width` values a position; zero outside [low, high).
-template <typename T>
+// Positions [start, start + TILE) of one KV head, one row of `width` values a position: as they are, or widened to float32.
+// Zero outside [low, high) and beyond head_dim.
+template <typename T, typename O>
 void fetch(const Call& c, const void* cache, const int32_t* blocks, int64_t kv_head, int64_t start, int64_t low,
-           int64_t high, int64_t width, float* to) {
+           int64_t high, int64_t width, O* to) {
   const int64_t first = std::max(start, low), last = std::min(start + TILE, high);
-  std::memset(to, 0, (first - start) * width * sizeof(float));
-  std::memset(to + (last - start) * width, 0, (start + TILE - last) * width * sizeof(float));
+  std::memset(to, 0, (first - start) * width * sizeof(O));
+  std::memset(to + (last - start) * width, 0, (start + TILE - last) * width * sizeof(O));
   each<T>(c, cache, blocks, kv_head, first, last, [&](int64_t position, const T* from) {
-    for (int64_t d = 0; d < width; d += LANES)
-      store(to + (position - start) * width + d, load_upto(from + d, c.head_dim - d));
+    O* row = to + (position - start) * width;
+    if constexpr (std::is_same_v<T, O>) {
+      constexpr int64_t step = sizeof(vf) / sizeof(T);
+      int64_t d = 0;
+      for (; d + step <= c.head_dim; d += step) std::memcpy(row + d, from + d, sizeof(vf));
+      for (; d < width; d++) row[d] = d < c.head_dim ? from[d] : T(0);
+    } else {
+      for (int64_t d = 0; d < width; d += LANES) store(row + d, load_upto(from + d, c.head_dim - d));
+    }
   });
 }
 
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+// One of the four rounds that transpose 16 rows of 16 values: rows i and i + 8 are interleaved.
+inline void interleave(const vf* from, vf* to) {
+  for (int i = 0; i < LANES / 2; i++) {
+    const vf a = from[i], b = from[i + LANES / 2];
+    to[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    to[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  }
+}
 
-// [TILE][width] to [width][TILE], in squares of 16 by 16: four rounds that swap ever larger halves.
-void transpose(const float* from, float* to, int64_t width) {
-  for (int64_t d = 0; d < width; d += LANES)
+// [TILE][width] to float32 [width][TILE]; bfloat16 goes through in pairs, which halves the work.
+template <typename T>
+void transpose(const T* from, float* to, int64_t width) {
+  constexpr int values = sizeof(float) / sizeof(T);  // of each 32 bits
+  for (int64_t d = 0; d < width; d += LANES * values)
     for (int j = 0; j < TILE; j += LANES) {
       vf a[LANES], b[LANES];
-      for (int i = 0; i < LANES; i++) a[i] = load(from + (j + i) * width + d);
-      for (int i = 0; i < 8; i++) {  // pair rows i and i + 8, interleaving their values; four rounds make the transpose
-        b[2 * i] = SHUFFLE(a[i], a[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        b[2 * i + 1] = SHUFFLE(a[i], a[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-      }
-      for (int i = 0; i < 8; i++) {
-        a[2 * i] = SHUFFLE(b[i], b[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        a[2 * i + 1] = SHUFFLE(b[i], b[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-      }
-      for (int i = 0; i < 8; i++) {
-        b[2 * i] = SHUFFLE(a[i], a[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        b[2 * i + 1] = SHUFFLE(a[i], a[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-      }
-      for (int i = 0; i < 8; i++) {
-        store(to + (d + 2 * i) * TILE + j, SHUFFLE(b[i], b[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
-        store(to + (d + 2 * i + 1) * TILE + j,
-              SHUFFLE(b[i], b[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+      for (int i = 0; i < LANES; i++) std::memcpy(&a[i], from + (j + i) * width + d, sizeof(vf));
+      interleave(a, b);
+      interleave(b, a);
+      interleave(a, b);
+      interleave(b, a);
+      for (int i = 0; i < LANES; i++) {
+        float* row = to + (d + values * i) * TILE + j;
+        if constexpr (values == 1) {
+          store(row, a[i]);
+        } else {
+          store(row, (vf)((vu)a[i] << 16));
+          store(row + TILE, (vf)((vu)a[i] & 0xffff0000u));
+        }
       }
     }
 }
@@ -183,9 +203,9 @@ void tile(const Call& c, Scratch& s, int64_t begin, int64_t end, int64_t start, 
 }
 
 template <typename Q, typename T>
-void attend(const Call& c, Scratch& s, std::vector<float>& fetched, const Item& item) {
+void attend(const Call& c, Scratch& s, std::vector<T>& fetched, const Item& item, bool heads_follow) {
   const int64_t per_kv = c.heads / c.kv_heads, rows = item.count * per_kv;
-  const int64_t width = (c.head_dim + LANES - 1) / LANES * LANES;
+  const int64_t width = rounded_up(c.head_dim, LANES), pair_width = rounded_up(c.head_dim, PAIRS);
   const int32_t* blocks = c.block_table + item.sequence * c.table_width;
   const int64_t position = c.kv_len[item.sequence] - c.query_start[item.sequence + 1] + item.first;
   for (int64_t r = 0; r < rows; r++) {
@@ -202,10 +222,10 @@ void attend(const Call& c, Scratch& s, std::vector<float>& fetched, const Item& 
     const int64_t first = std::max<int64_t>(0, start - position);
     const int64_t last = c.window ? std::min<int64_t>(item.count, start + TILE + c.window - 1 - position) : item.count;
     if (first >= last) continue;
-    prefetch<T>(c, c.k_cache, blocks, item.kv_head, start + TILE, high);
-    prefetch<T>(c, c.v_cache, blocks, item.kv_head, start + TILE, high);
-    fetch<T>(c, c.k_cache, blocks, item.kv_head, start, low, high, width, fetched.data());
-    transpose(fetched.data(), s.keys.data(), width);
+    if (!heads_follow) prefetch<T>(c, blocks, item.kv_head, 1, start + TILE, high);
+    else if (item.kv_head == 0) prefetch<T>(c, blocks, 0, c.kv_heads, start + TILE, high);
+    fetch<T>(c, c.k_cache, blocks, item.kv_head, start, low, high, pair_width, fetched.data());
+    transpose(fetched.data(), s.keys.data(), pair_width);
     fetch<T>(c, c.v_cache, blocks, item.kv_head, start, low, high, width, s.values.data());
     tile(c, s, first * per_kv, last * per_kv, start, position, per_kv, width);
   }
@@ -220,18 +240,20 @@ void attend(const Call& c, Scratch& s, std::vector<float>& fetched, const Item& 
 template <typename Q, typename T>
 void run(const Call& c, int64_t rows, int threads) {
   const int64_t per_kv = c.heads / c.kv_heads, group = std::max<int64_t>(1, ROWS / per_kv);
-  const int64_t width = (c.head_dim + LANES - 1) / LANES * LANES;
   std::vector<Item> items;
   for (int32_t s = 0; s < c.sequences; s++)
     for (int32_t first = c.query_start[s]; first < c.query_start[s + 1]; first += group)
       for (int32_t h = 0; h < c.kv_heads; h++)
         items.push_back({s, first, int32_t(std::min<int64_t>(group, c.query_start[s + 1] - first)), h});
+  // With enough to share out, a thread takes all heads of some queries one after the other: their keys lie side by side.
+  const bool heads_follow = (int64_t)items.size() >= 4 * threads * c.kv_heads;
+  const int64_t chunk = heads_follow ? c.kv_heads : 1;
 #pragma omp parallel num_threads(threads)
   {
-    Scratch scratch(group * per_kv, width);
-    std::vector<float> fetched(TILE * width);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < (int64_t)items.size(); i++) attend<Q, T>(c, scratch, fetched, items[i]);
+    Scratch scratch(group * per_kv, rounded_up(c.head_dim, PAIRS));
+    std::vector<T> fetched(TILE * rounded_up(c.head_dim, PAIRS));
+#pragma omp for schedule(dynamic, chunk)
+    for (int64_t i = 0; i < (int64_t)items.size(); i++) attend<Q, T>(c, scratch, fetched, items[i], heads_follow);
   }
   const int64_t done = c.query_start[c.sequences], row = c.heads * c.head_dim;
   std::memset((Q*)c.out + done * row, 0, (rows - done) * row * sizeof(Q));

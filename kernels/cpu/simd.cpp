@@ -67,12 +67,21 @@ inline uint16_t to_bf16(float f) {
 typedef uint16_t vh __attribute__((vector_size(32)));
 inline vf load(const uint16_t* p) {
   vh h; std::memcpy(&h, p, sizeof h);
+#if defined(__AVX512F__)  // one instruction, which the compiler does not find by itself
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+#else
   return (vf)(__builtin_convertvector(h, vu) << 16);
+#endif
 }
 inline void store(uint16_t* p, vf v) {
   vu u = (vu)v;
   vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  vh h = __builtin_convertvector(v == v ? r : vu{} + 0x7fc0, vh);
+  r = v == v ? r : vu{} + 0x7fc0;
+#if defined(__AVX512F__)
+  const vh h = (vh)_mm512_cvtepi32_epi16((__m512i)r);
+#else
+  const vh h = __builtin_convertvector(r, vh);
+#endif
   std::memcpy(p, &h, sizeof h);
 }
 inline vf load_part(const uint16_t* p, int n) { uint16_t t[LANES] = {}; std::memcpy(t, p, n * 2); return load(t); }

@@ -41,11 +41,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if seed is None:
         seed = _SHORT_SEED if _size(config) == "short" else secrets.randbelow(10**6)
     config.stash[_SEED] = seed
+    config.addinivalue_line("markers", "full_size: part of the full size of the chaos suite only")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     if _size(session.config) == "full":
         sys.stderr.write(f"chaos: seed {session.config.stash[_SEED]} (again with SEED={session.config.stash[_SEED]})\n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _size(config) == "short":
+        for item in items:
+            if item.get_closest_marker("full_size"):
+                item.add_marker(pytest.mark.skip(reason="in `make chaos` only"))
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ def test_clocks_off_by_hours_change_nothing(
     progress: Callable[[str], None],
     is_full: bool,
 ) -> None:
-    num_jobs, kills, freezes, pause_s = (120, 10, 4, 1.5) if is_full else (30, 2, 1, 0.8)
+    num_jobs, kills, freezes, pause_s = (120, 10, 4, 1.5) if is_full else (20, 2, 1, 0.5)
     clocks = iter(CLOCKS * 100)
     started: list[tuple[Worker, float]] = []
 

@@ -56,15 +56,13 @@ def _said(report: Report) -> dict[int, tuple[list[int], str, Any, Any]]:
     }
 
 
+@pytest.mark.full_size  # the model takes seconds to load
 def test_killed_workers_of_the_demo_model_leave_no_mark(
     chaos_queue: ChaosQueue,
     demo: Callable[[], subprocess.Popen[bytes]],
     chance: random.Random,
     progress: Callable[[str], None],
-    is_full: bool,
 ) -> None:
-    if not is_full:
-        pytest.skip("the demo model takes seconds to load: full size only")
     jobs = {f"job-{number}": _job(number, chance) for number in range(12)}
     crew = [demo(), demo()]
     for name, job in jobs.items():

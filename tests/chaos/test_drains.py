@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.support.chaos_queue import ChaosQueue, unless_stalled
 from tests.support.chaos_workers import Worker
 from tests.support.worker_process import wait_until
@@ -59,6 +61,7 @@ def test_another_worker_goes_on_within_two_seconds(
     assert all(report.num_charged == 0 for report in found.reports.values())
 
 
+@pytest.mark.full_size
 def test_a_busy_worker_goes_on_within_two_seconds_too(
     chaos_queue: ChaosQueue, spawn: Callable[..., Worker], progress: Callable[[str], None]
 ) -> None:
@@ -79,8 +82,8 @@ def test_many_at_once_are_gone_on_with_as_soon(
     """More than are taken at once: the rest need not wait for the next look around."""
 
     def run() -> None:
-        took_ms = _drained(chaos_queue, spawn, 60, step_time_s=0.02)
-        progress(f"60 jobs taken up again after {took_ms} ms")
+        took_ms = _drained(chaos_queue, spawn, 40, step_time_s=0.02)
+        progress(f"40 jobs taken up again after {took_ms} ms")
         assert took_ms < PROMPTLY_MS
 
     unless_stalled(run, stall_s=0.3)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.support.chaos_monitor import Monitor
 from tests.support.chaos_queue import ChaosQueue
 from tests.support.chaos_workers import LEASE_S, Worker
@@ -51,6 +53,7 @@ def test_waking_behind_its_successor(
     assert first.counter("lost_leases") + first.counter("fenced") == 1
 
 
+@pytest.mark.full_size
 def test_what_was_under_way_while_it_was_overtaken_is_refused(
     chaos_queue: ChaosQueue,
     proxy_to: Callable[..., Proxy],
@@ -100,6 +103,7 @@ def test_waking_ahead_of_its_successor(
     assert connections
 
 
+@pytest.mark.full_size
 def test_a_write_between_its_successors_look_and_its_beginning(
     chaos_queue: ChaosQueue, proxy_to: Callable[..., Proxy], spawn: Callable[..., Worker]
 ) -> None:

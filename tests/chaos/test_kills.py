@@ -21,8 +21,8 @@ def test_jobs_survive_kills_freezes_and_a_bad_network(
     progress: Callable[[str], None],
     is_full: bool,
 ) -> None:
-    num_jobs, kills, freezes = (1000, 50, 20) if is_full else (80, 5, 2)
-    pause_s = 2.0 if is_full else 1.2
+    num_jobs, kills, freezes = (1000, 50, 20) if is_full else (60, 4, 2)
+    pause_s = 1.8 if is_full else 0.8
     proxy = proxy_to(chaos_queue.server)
     fleet = Fleet(lambda: spawn(proxy, step_time_s=0.01, max_num_seqs=12), 3, chance)
     trouble = NetworkTrouble(proxy, chance, pause_s=0.25)

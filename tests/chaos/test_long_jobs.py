@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tests.support.chaos_model import POISON
 from tests.support.chaos_oracle import expected
 from tests.support.chaos_queue import ChaosQueue, StallWatch, unless_stalled
@@ -45,11 +43,11 @@ def test_poison_is_given_up_and_nobody_else(
     chaos_queue: ChaosQueue, spawn: Callable[..., Worker], is_full: bool, progress: Callable[[str], None]
 ) -> None:
     """A prompt that kills its worker in the step, among jobs that do not: dead after three attempts, alone."""
-    for number in range(60 if is_full else 12):
+    for number in range(60 if is_full else 10):
         chaos_queue.add(f"good-{number}", prompt=f"Hello {number}", seed=number, max_tokens=40)
         if number == 3:
             chaos_queue.add("poison", prompt_token_ids=[72, POISON, 73], max_tokens=5)
-    crew = [spawn(chaos_queue, step_time_s=0.01) for _ in range(2)]
+    crew = [spawn(chaos_queue, step_time_s=0.01, lease_s=0.6) for _ in range(2)]
     num_killed = 0
     end_s = time.monotonic() + 90
     while chaos_queue.producer.num_left():
@@ -58,7 +56,7 @@ def test_poison_is_given_up_and_nobody_else(
             if not worker.is_alive:
                 assert worker.code == -signal.SIGKILL
                 num_killed += 1
-                crew[index] = spawn(chaos_queue, step_time_s=0.01)
+                crew[index] = spawn(chaos_queue, step_time_s=0.01, lease_s=0.6)
         time.sleep(0.02)
     found = chaos_queue.judge()
     progress(f"{num_killed} workers killed, {found.num_attempts} attempts, ends {dict(found.reasons)}")
@@ -90,22 +88,40 @@ def _seam_jobs() -> dict[str, tuple[dict[str, Any], list[int]]]:
     }
 
 
-@pytest.mark.parametrize("name", ["emoji", "stop", "choices"])
-def test_killed_in_the_middle(chaos_queue: ChaosQueue, spawn: Callable[..., Worker], name: str) -> None:
-    """Of an emoji, of a stop string, of choices with log-probabilities: three times, and nobody can tell."""
-    job, cuts = _seam_jobs()[name]
-    chaos_queue.add(name, **job)
-    for number, position in enumerate(cuts):
-        choice = number if job.get("n") else 0
-        fate = [name, position, int(signal.SIGKILL), choice]
-        worker = spawn(chaos_queue, step_time_s=0.005, lease_s=0.5, fates=[fate])
-        assert worker.wait() == -signal.SIGKILL
-    spawn(chaos_queue, lease_s=0.5)
-    found = chaos_queue.judge()  # compares with the undisturbed answer
-    assert len(found.reports[name].attempts) == 4
-    if name != "choices":
-        settled = [sum(each.num_tokens for each in found.reports[name].attempts[: k + 1]) for k in range(3)]
-        assert settled == cuts
+def test_killed_in_the_middle(chaos_queue: ChaosQueue, spawn: Callable[..., Worker]) -> None:
+    """Of an emoji, of a stop string, of choices with log-probabilities: three times each, and nobody can tell.
+
+    A worker has room for one of the three at a time, so that each of them dies of its own fate only.
+    """
+    jobs = _seam_jobs()
+    fates = {  # each for one worker only: the next one begins where this one died
+        f"fate={name}@{cuts[number]}\n": [name, cuts[number], int(signal.SIGKILL), number if job.get("n") else 0]
+        for name, (job, cuts) in jobs.items()
+        for number in range(3)
+    }
+    for name, (job, _) in jobs.items():
+        chaos_queue.add(name, **job)
+    crew: list[Worker] = []
+    num_killed = 0
+    end_s = time.monotonic() + 60
+    while chaos_queue.producer.num_left():
+        assert time.monotonic() < end_s, [worker.output()[-2000:] for worker in crew]
+        for worker in [each for each in crew if not each.is_alive]:
+            assert worker.code == -signal.SIGKILL
+            crew.remove(worker)
+            num_killed += 1
+            fates = {said: fate for said, fate in fates.items() if said not in worker.output()}
+        while len(crew) < 3:
+            options = {"step_time_s": 0.005, "lease_s": 0.6, "take_limit": 1, "max_num_seqs": 1}
+            crew.append(spawn(chaos_queue, fates=list(fates.values()), **options))
+        time.sleep(0.01)
+    found = chaos_queue.judge()  # compares with the undisturbed answers
+    assert num_killed == 9
+    for name, (job, cuts) in jobs.items():
+        attempts = found.reports[name].attempts
+        assert len(attempts) == 4
+        if "n" not in job:
+            assert [sum(each.num_tokens for each in attempts[: k + 1]) for k in range(3)] == cuts
 
 
 def test_a_stall_is_seen() -> None:

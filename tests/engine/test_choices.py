@@ -37,6 +37,7 @@ def test_the_prompt_is_computed_once_and_each_choice_samples_for_itself() -> Non
     assert refs(drive)[:4] == [3, 1, 1, 1]
     drive.run()
     assert len({tuple(drive.tokens["a", choice]) for choice in range(3)}) == 3
+    assert all(one.cached_tokens == 0 for outputs in drive.outputs.values() for one in outputs)  # shared, not cached
     drive.assert_as_alone()
     drive.assert_idle()
 
@@ -73,6 +74,50 @@ def test_a_choice_that_ends_while_its_copy_is_in_flight_leaves_nothing_even_if_t
     drive.run()
     drive.assert_as_alone()
     drive.assert_idle()
+
+
+@pytest.mark.parametrize(("num_free", "forked"), [(1, False), (2, True)])
+def test_choices_are_forked_only_if_more_is_free_than_the_running_ones_want(num_free: int, forked: bool) -> None:
+    drive = driver(num_blocks=16, block_size=4, caching=False)
+    drive.add("a", PROMPT, n=2, temperature=1, max_tokens=7, ignore_eos=True)
+    pool = drive.engine._blocks.pool
+    others = pool.allocate(pool.num_free - 2 - num_free)
+    drive.engine.step()  # the first choice wants one block more
+    assert (drive.engine.stats().running == 2) == forked
+    pool.release(others, 0)
+    drive.run()
+    drive.assert_as_alone()
+
+
+def test_without_a_block_for_its_copy_a_choice_gives_way_to_older_ones() -> None:
+    drive = driver(num_blocks=16, block_size=4, caching=False)
+    drive.add("a", PROMPT, n=2, temperature=1, max_tokens=7, ignore_eos=True)
+    drive.step()
+    pool = drive.engine._blocks.pool
+    others = pool.allocate(pool.num_free)
+    drive.engine.step()
+    assert drive.plan() == {("a", 0): (6, 1)}
+    assert drive.sequence("a", 1).preempted
+    pool.release(others, 0)
+    while drive.engine.has_work:
+        drive.engine.step()
+    drive.assert_idle()
+
+
+def test_a_failed_copy_is_told_by_the_epoch() -> None:
+    drive = three()
+    drive.step()
+    fork = drive.sequence("a", 2)
+    epochs = [fork.epoch]
+    plan = drive.engine._scheduler.plan()
+    epochs.append(fork.epoch)
+    drive.engine._scheduler.cancel(plan.step)
+    epochs.append(fork.epoch)
+    drive.step()
+    epochs.append(fork.epoch)
+    assert len(set(epochs)) == 4
+    drive.step()
+    assert fork.epoch == epochs[-1]  # it only grew
 
 
 def test_a_choice_that_gives_way_in_the_plan_takes_its_copy_out_of_it() -> None:

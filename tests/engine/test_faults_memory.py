@@ -1,4 +1,4 @@
-"""What the largest step takes, whatever is asked of it and however soon, lies within what was set aside at the start."""
+"""What the largest step takes, whatever is asked of it and however soon, was set aside at the start."""
 
 from __future__ import annotations
 

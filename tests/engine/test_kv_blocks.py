@@ -47,6 +47,14 @@ def test_a_second_prompt_takes_the_cached_blocks_and_computes_the_rest() -> None
     assert (drive.engine.stats().prefix_queries, drive.engine.stats().prefix_hits) == (20, 8)
 
 
+def test_an_admission_takes_the_blocks_of_the_whole_prompt_at_once() -> None:
+    drive = driver(num_blocks=16, block_size=4, max_num_batched_tokens=4, script=[7] * 50)
+    drive.add("a", 11)
+    drive.step()
+    assert drive.plan() == {("a", 0): (0, 4)}
+    assert drive.sequence("a").block_ids == [0, 1, 2]
+
+
 def test_at_least_one_token_is_always_left_to_compute() -> None:
     drive = driver(num_blocks=16, block_size=4, script=[7] * 50)
     drive.add("a", 8)
@@ -220,8 +228,19 @@ def test_the_judge_sees_a_wrong_block_table() -> None:
     drive.step()
     table = drive.sequence("a").block_ids
     table[0], table[1] = table[1], table[0]
+    drive.sequence("a").epoch += 1
     with pytest.raises(PagingError, match="a/0 reads"):
         drive.step()
+
+
+def test_the_judge_sees_a_table_that_changes_without_a_new_epoch() -> None:
+    drive = driver(num_blocks=16, block_size=4, script=[7] * 20)
+    drive.add("a", 9)
+    drive.step()
+    sequence = drive.sequence("a")
+    sequence.block_ids[0] = 15
+    with pytest.raises(PagingError, match="in the same epoch"):
+        drive.engine.step()
 
 
 def test_the_judge_sees_equal_tokens_after_a_foreign_beginning() -> None:
@@ -230,6 +249,7 @@ def test_the_judge_sees_equal_tokens_after_a_foreign_beginning() -> None:
     drive.add("b", [2, 2, 7, 7, 5])
     drive.step()
     drive.sequence("b").block_ids[1] = drive.sequence("a").block_ids[1]
+    drive.sequence("b").epoch += 1
     with pytest.raises(PagingError, match="b/0 reads"):
         drive.step()
 
@@ -266,6 +286,28 @@ def test_nobody_waits_for_a_head_that_is_not_worth_it(prompt: list[int], fields:
     drive.add("b", prompt, **fields)
     drive.step()
     assert drive.plan() == {("a", 0): (0, 44), ("b", 0): (0, len(prompt))}
+    drive.run()
+    drive.assert_as_alone()
+
+
+@pytest.mark.parametrize(
+    ("length", "own", "waits"),
+    [
+        (100, [7, 7], True),
+        (97, [], True),  # 24 full blocks before its last token: 16 are cached, 8 come
+        (96, [], False),  # 23 full blocks before its last token
+        (90, [7] * 12, False),  # another block 22
+    ],
+)
+def test_of_a_row_only_what_it_adds_is_worth_a_wait(length: int, own: list[int], waits: bool) -> None:
+    head = [index % 150 for index in range(104)]
+    drive = driver(num_blocks=80, block_size=4, max_num_batched_tokens=64, script=[7] * 9)
+    drive.add("a", head)
+    drive.step()
+    drive.add("b", [*head[:length], *own])
+    drive.step()
+    assert drive.plan()["a", 0] == (64, 40)
+    assert (("b", 0) not in drive.plan()) == waits
     drive.run()
     drive.assert_as_alone()
 

@@ -8,6 +8,7 @@ import torch
 from headrace.kernels import exact
 from headrace.kernels.backend import Backend
 from headrace.kernels.block_copy import copy_blocks
+from headrace.kernels.large_pages import zeros_in_large_pages
 from tests.support.tolerances import assert_close
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -153,3 +154,14 @@ def test_exact_exponential() -> None:
     assert torch.isnan(exact.exp(torch.tensor([float("nan")]))).all()
     for begin in (1, 5, 31):  # the same bits at another place
         assert torch.equal(exact.exp(x[begin : begin + 50].clone()), got[begin : begin + 50])
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1,), (0, 4), (2, 2, 300, 16, 2, 64)])
+@DTYPES
+def test_memory_in_large_pages_is_memory(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    made = zeros_in_large_pages(shape, dtype)
+    assert (made.shape, made.dtype, made.is_contiguous()) == (shape, dtype, True)
+    assert (made == 0).all()
+    made.fill_(3.0)
+    other = zeros_in_large_pages(shape, dtype)
+    assert (other == 0).all() and (made == 3).all()

@@ -67,6 +67,10 @@ class Play:
         self._counters: Counter[str] = Counter()
         self._left = {name: getattr(self.script, name) for name in ("kills", "sleeps", "stops", "cancels")}
 
+    @property
+    def _is_calm(self) -> bool:
+        return self.script.is_calm and self.stage.kill_at is None
+
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def add_job(self, request_id: str, job: Job) -> None:
@@ -77,7 +81,9 @@ class Play:
             for _ in range(self.chance.choice((1, 1, 2))):
                 self.callers.append(Caller(self.stage, submit(submission, self.keys, POLICY), self.client))
         else:
-            self.client.xadd(self.keys.jobs(), {"id": request_id, "json": json.dumps(job)})
+            for _ in range(self.chance.choice((1, 1, 2))):
+                stream = self.keys.jobs(self.chance.choice(("normal", "high", "low")))
+                self.client.xadd(stream, {"id": request_id, "json": json.dumps(job)})
         self.followers[request_id] = Follower(self.stage, self.keys, request_id, self.client)
 
     def add_worker(self) -> None:
@@ -104,8 +110,7 @@ class Play:
             self.callers.append(caller)
             self.cancels.append((request_id, caller))
         elif what < 0.15:
-            most_s = LEASE_S / 100 if script.is_calm and self.stage.kill_at is None else LEASE_S * 0.7
-            self.stage.advance(chance.choice((0.1, 0.5, 0.5, 1.0)) * most_s, self.keys.all_jobs)
+            self._time_passes()
         elif chance.random() < script.flush_scripts:
             self.client.script_flush()
         elif chance.random() < script.destroy_groups:
@@ -117,6 +122,12 @@ class Play:
     def _take(self, what: str) -> bool:
         self._left[what] -= 1
         return self._left[what] >= 0
+
+    def _time_passes(self) -> None:
+        if not self._is_calm:
+            self.stage.advance(LEASE_S * self.chance.choice((0.1, 0.3, 0.3, 0.7)), self.keys.all_jobs)
+        elif self.stage.ahead_s < LEASE_S / 2:  # nothing is to be repaired by a lease that runs out
+            self.stage.advance(LEASE_S / 100, self.keys.all_jobs)
 
     def _freeze(self, worker: StagedWorker) -> None:
         """It stands still while a lease runs out; the others may find that, or it may wake before they do."""
@@ -147,7 +158,7 @@ class Play:
 
     # --- from beginning to end ----------------------------------------------------------------------------------------
 
-    def run(self, most_turns: int = 30_000) -> None:
+    def run(self, most_turns: int = 8_000) -> None:
         """Until every job has been added and has ended, and everybody knows."""
         self._replace()
         for turn in range(most_turns):
@@ -184,7 +195,7 @@ class Play:
         found = judge(self.client, self.prefix, self.jobs)
         for request_id, follower in self.followers.items():
             _check_follower(request_id, follower, found.reports[request_id])
-        if self.script.is_calm and self.stage.kill_at is None:
+        if self._is_calm:
             again = {name: len(report.attempts) for name, report in found.reports.items() if len(report.attempts) > 1}
             require(not again, f"I10 begun more than once: {again}")
         for request_id, caller in self.cancels:

@@ -94,17 +94,17 @@ class Stage:
         self.renewals: list[Any] = []  # and every renewal thread
         self._lose = lose
         self._most_losses = most_losses
-        self._ahead_s = 0.0
+        self.ahead_s = 0.0
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def monotonic(self) -> float:
         """The clock of everybody on the stage."""
-        return time.monotonic() + self._ahead_s
+        return time.monotonic() + self.ahead_s
 
     def advance(self, seconds: float, streams: tuple[str, ...]) -> None:
         """Let time pass, on the stage and for every pending entry on the server."""
-        self._ahead_s += seconds
+        self.ahead_s += seconds
         for stream in streams:
             with contextlib.suppress(redis.ResponseError):  # no such group
                 for row in self.client.xpending_range(stream, GROUP, "-", "+", 100):

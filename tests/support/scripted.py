@@ -21,7 +21,7 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 
 from headrace.engine.intake import Limits, sequences_of
-from headrace.engine.sequence import Sequence
+from headrace.engine.sequence import Sequence, State
 from headrace.engine.stopping import finish_after_last
 from headrace.engine.types import Finish, Plan, Request, RowResult, ScheduledRow, TokenLogprobs
 
@@ -80,10 +80,12 @@ class ScriptedRunner:
 
     def __post_init__(self) -> None:
         self.blocks = [_Block([EMPTY] * self.block_size) for _ in range(self.num_blocks)]
+        self._tables: dict[Sequence, tuple[int, list[int]]] = {}  # what each running sequence had: epoch, block ids
 
     def run(self, plan: Plan) -> list[RowResult]:
         """Write, read back, sample. Raises PagingError as soon as something is wrong."""
         self._check_plan(plan)
+        self._check_tables(plan)
         if self.step_time_s:
             time.sleep(self.step_time_s)
         for source, destination in plan.copies:
@@ -151,6 +153,17 @@ class ScriptedRunner:
                 raise PagingError(f"{_name(row)} computes [{row.start}, {end}) of {known} tokens")
             if row.samples != (end == known):
                 raise PagingError(f"{_name(row)} must sample exactly if it reaches its last token")
+
+    def _check_tables(self, plan: Plan) -> None:
+        """Entries of a block table change only together with its epoch: a runner may rely on it."""
+        for row in plan.rows:
+            sequence = row.sequence
+            epoch, known = self._tables.get(sequence, (-1, []))
+            if epoch == sequence.epoch and sequence.block_ids[: len(known)] != known:
+                raise PagingError(f"{_name(row)} had blocks {known}, has {sequence.block_ids} in the same epoch")
+            self._tables[sequence] = (sequence.epoch, list(sequence.block_ids))
+        if len(self._tables) > 2 * len(plan.rows) + 16:
+            self._tables = {one: kept for one, kept in self._tables.items() if one.state is State.RUNNING}
 
     def _write(self, row: ScheduledRow) -> None:
         sequence = row.sequence

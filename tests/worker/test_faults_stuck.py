@@ -84,14 +84,14 @@ def test_a_step_that_hangs_shows_in_the_workers_hash(rig: Rig) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_renewing_thread_that_dies_shows_and_its_jobs_go_to_another(rig: Rig, call: Callable[..., Outcome]) -> None:
     """The step loop goes on as if nothing had happened; what it gives must not be told any more."""
-    worker = rig.worker(lease_s=0.9, step_time_s=0.02)
+    worker = rig.worker(lease_s=0.9, step_time_s=0.02, socket_timeout_s=1.0)
     rig.add("my-1", {**JOB, "max_tokens": 150})
     rig.wait_tokens("my-1", 3)
 
-    def dies(_stalled: bool) -> object:
-        raise MemoryError("no more threads today")
+    def dies(_stalled: bool) -> Any:
+        raise MemoryError("no room for another line")
 
-    worker.service._lease_thread._heartbeat = dies  # type: ignore[assignment]
+    worker.service._parts().leases._heartbeat = dies
     wait_until(lambda: not rig.client.exists(rig.keys.worker(worker.name)))
     assert health(rig, call) == ExitCode.UNHEALTHY
     second = rig.worker(lease_s=0.9, step_time_s=0.005)
@@ -105,7 +105,7 @@ def test_a_failover_behind_connections_that_stay_open(
     own_server: Callable[..., Server], rig_on: Callable[..., Rig], proxy_to: Callable[..., Proxy]
 ) -> None:
     """The address leads to another node; the old one has become its replica and lets everybody stay connected."""
-    old = own_server()
+    old = own_server("--repl-diskless-sync-delay", "0")
     new = own_server("--replicaof", "127.0.0.1", str(old.port))
     rig, proxy = rig_on(old), proxy_to(old)
     new_client = new.client()
@@ -133,3 +133,4 @@ def test_a_failover_behind_connections_that_stay_open(
         assert time.monotonic() - begun_s < 5
     assert len(rig.started("my-1")) == 1
     assert worker.counters.attempts == 2
+    worker.stop()  # while its server can be reached

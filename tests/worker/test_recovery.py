@@ -33,11 +33,11 @@ def test_killed_on_the_way_the_answer_is_that_of_an_uninterrupted_run(
 ) -> None:
     script, job = RESUMED[case]
     job = {"max_tokens": 60, "ignore_eos": script == "hash", **job}
-    first = start_worker(rig.server, rig.prefix, script=script, step_time_s=0.02, lease_s=1.0)
+    first = start_worker(rig.server, rig.prefix, script=script, step_time_s=0.02, lease_s=0.6)
     rig.add("my-1", job)
     rig.wait_tokens("my-1", 17 if "stop" in case else 11)
     first.kill()
-    second = rig.worker(script=script, lease_s=1.0)
+    second = rig.worker(script=script, lease_s=0.6)
     rig.wait_done("my-1")
     assert second.counters.recovered == 1
     one, two = rig.started("my-1")

@@ -397,6 +397,17 @@ def test_a_request_begun_with_another_model_waits_for_a_worker_that_has_it(rig: 
     assert rig.started("my-1")[-1].worker == third.name
 
 
+def test_a_burst_does_not_wait_for_a_request_of_another_model(rig: Rig) -> None:
+    first = rig.worker(step_time_s=0.02, drain_timeout_s=0.0, lease_s=30.0)
+    rig.open_ids.add("my-1")
+    rig.add("my-1", {**JOB, "max_tokens": 60})
+    rig.wait_tokens("my-1", 5)
+    first.stop()
+    burst = rig.worker(model=replace(MODEL, fingerprint="e" * 64), lease_s=30.0, burst=True)
+    assert burst.wait(5) == 0
+    assert rig.num_jobs() == 1
+
+
 def test_after_the_grace_a_request_of_another_model_is_refused(rig: Rig) -> None:
     other = replace(MODEL, fingerprint="e" * 64)
     first = rig.worker(step_time_s=0.02, drain_timeout_s=0.0, lease_s=30.0)

@@ -1,0 +1,182 @@
+"""What is left when everything is over, and what a long queue costs: in the worker, and on the server."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import redis
+
+from headrace.clients import Client
+from headrace.engine.sequence import Sequence
+from headrace.worker import lua
+from headrace.worker.held import Channel, Held
+from tests.support.leftovers import alive, num_reachable
+from tests.support.rig import Rig
+from tests.support.worker_process import wait_until
+
+JOB = {"prompt": "Hello", "max_tokens": 30, "seed": 3, "ignore_eos": True}
+
+
+def random_job(rng: random.Random) -> dict[str, Any]:
+    """Short and long, streamed or not, with held-back text, several choices, some of them refused."""
+    job: dict[str, Any] = {"prompt": "Hello " * rng.randint(1, 9), "max_tokens": rng.randint(1, 25)}
+    if rng.random() < 0.3:
+        job["stop"] = ["zzzz", "\\x00\\x01"]
+    if rng.random() < 0.2:
+        job["n"] = 3
+    if rng.random() < 0.3:
+        job["stream"] = False
+    if rng.random() < 0.05:
+        job["response_format"] = {"type": "regex"}
+    if rng.random() < 0.05:
+        job["prompt_token_ids"] = [1]  # one prompt too many
+    return job
+
+
+def test_requests_that_ended_or_were_cancelled_leave_nothing_in_the_worker(rig: Rig) -> None:
+    """Also of those that were cancelled while they were prepared, ran, or waited in the queue."""
+    worker = rig.worker(lease_s=0.6, max_num_seqs=16, step_time_s=0.002)
+    rng = random.Random(5)
+
+    def serve(prefix: str, count: int) -> None:
+        for number in range(count):
+            kind, priority = rng.choice(("json", "job")), rng.choice(("high", "normal", "low"))
+            rig.add(f"{prefix}{number}", random_job(rng), kind=kind, priority=priority)
+            while rig.num_jobs() > 24:
+                time.sleep(0.002)
+            if rng.random() < 0.7:  # one that is held just now, or was a moment ago, or comes soon
+                running = [held.request_id or "" for held in worker.service.context.memory]
+                victim = rng.choice([*running, f"{prefix}{number}"])
+                rig.client.set(rig.keys.cancel(victim), "1", px=60_000)
+        rig.wait_done(*(f"{prefix}{number}" for number in range(count)), timeout_s=60)
+        rig.wait_empty()
+        outbox: Any = worker.service.loop._outbox
+        wait_until(lambda: not outbox._kept, 5)  # an ended stream is kept for a lease, in case a failover loses its end
+        worker.log.lines.clear()
+
+    serve("early-", 40)
+    few = num_reachable(worker.service.loop)
+    serve("leak-", 500)
+    context = worker.service.context
+    assert (len(context.memory), len(context.leases), worker.engine.requests) == (0, 0, 0)
+    stats = worker.engine.stats()
+    assert stats.free_blocks == stats.total_blocks
+    runner: Any = worker.engine.runner
+    runner._tables.clear()  # the scripted runner's own notes
+    assert alive((Sequence,), "leak-") == []
+    most = context.settings.num_prepare_threads  # each of these still has in hand what it did last
+    assert len(alive((Held,), "leak-")) <= most
+    assert len(alive((Channel,), "leak-")) <= most
+    # The prefix cache may hold more than before: an entry and its tokens for each block.
+    assert num_reachable(worker.service.loop) <= few + 2 * stats.cached_blocks + 50
+    assert context.counters.cancelled > 50
+
+
+def test_the_server_holds_nothing_of_jobs_that_are_over(rig: Rig) -> None:
+    """Entries are deleted when they are acknowledged; what is left of a request goes with its lifetime."""
+    worker = rig.worker(result_ttl_s=0.3, max_num_seqs=64)
+    rig.add("first", {"prompt": "x", "max_tokens": 1})
+    rig.wait_done("first")
+    rig.wait_empty()
+    wait_until(lambda: not rig.client.exists(rig.keys.out("first")))
+    baseline = sorted(rig.client.scan_iter(f"{rig.prefix}:*", count=1000))
+    pipeline = rig.client.pipeline(transaction=False)
+    for number in range(2000):
+        pipeline.xadd(rig.keys.jobs(), {"id": f"my-{number}", "json": '{"prompt":"x","max_tokens":1}'})
+    pipeline.execute()
+    wait_until(lambda: worker.counters.acknowledged == 2001, 60)
+    assert [rig.client.xlen(key) for key in rig.keys.all_jobs] == [0, 0, 0]
+    assert rig.pending() == []
+    wait_until(lambda: sorted(rig.client.scan_iter(f"{rig.prefix}:*", count=1000)) == baseline, 5)
+
+
+# Adds jobs and gives them to another worker, without sending any of it to and fro.
+HOLD = """
+for number = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'id', 'held', 'json', '{}') end
+redis.call('XREADGROUP', 'GROUP', 'workers', 'others', 'COUNT', ARGV[1], 'STREAMS', KEYS[1], '>')
+"""
+
+
+def usec(client: redis.Redis, command: str) -> int:
+    """What a command has cost the server so far, in microseconds."""
+    found: Any = client.info("commandstats").get(f"cmdstat_{command}", {"usec": 0})
+    return int(found["usec"])
+
+
+def test_a_pending_list_of_a_hundred_thousand_entries_does_not_keep_the_server_busy(
+    own_server: Any, rig_on: Any
+) -> None:
+    """Other workers hold them. Looking for abandoned ones walks the whole list, so it must be done seldom enough."""
+    rig = rig_on(own_server())
+    rig.check_at_end = False
+    jobs = rig.keys.jobs("low")
+    rig.client.xgroup_create(jobs, "workers", "0", mkstream=True)
+    for _ in range(10):
+        rig.client.eval(HOLD, 1, jobs, 10_000)
+    assert rig.client.xpending(jobs, "workers")["pending"] == 100_000
+    workers = [rig.worker(lease_s=60.0) for _ in range(2)]
+    time.sleep(1.2)
+    before, begun_s = usec(rig.client, "xpending"), time.monotonic()
+    for number in range(10):
+        rig.add(f"my-{number}", JOB)
+    rig.wait_done(*(f"my-{number}" for number in range(10)), timeout_s=4)
+    time.sleep(1.5)
+    share = (usec(rig.client, "xpending") - before) / 1e6 / (time.monotonic() - begun_s)
+    assert share < 0.08, f"{share:.1%} of the server's time"
+    for worker in workers:
+        worker.stop()
+
+
+def test_renewing_moves_no_payloads(rig: Rig) -> None:
+    """Sixty kilobytes of stop strings for each of six jobs, renewed ten times a second: only ids go over the line."""
+    worker = rig.worker(lease_s=0.6, step_time_s=0.02, max_num_seqs=8)
+    for number in range(6):
+        rig.add(f"my-{number}", {**JOB, "max_tokens": 120, "stop": ["y" * 1000] * 60})
+    wait_until(lambda: all(rig.num_tokens(f"my-{number}") > 0 for number in range(6)))
+    sent: list[str] = []
+    begun_s = time.monotonic()
+    with rig.client.monitor() as monitor:
+        for command in monitor.listen():
+            sent.append(command["command"])
+            if time.monotonic() - begun_s > 0.5:
+                break
+    renewals = [text for text in sent if lua.RENEW.sha in text]
+    claims = [text for text in sent if text.startswith("XCLAIM") and rig.prefix in text]
+    assert renewals
+    assert claims
+    assert all("JUSTID" in text for text in claims)
+    assert all(len(text) < 1000 for text in renewals)
+    rig.wait_done(*rig.submitted)
+    assert worker.counters.attempts == 6
+
+
+def test_a_job_of_high_priority_that_came_last_is_done_first(rig: Rig) -> None:
+    """What the client says is what the scheduler acts on: all places taken, and the pool too small for one more."""
+    from tests.support.scripted import ScriptedRunner
+
+    seen: dict[str, int] = {}
+    worker = rig.worker(runner=ScriptedRunner(num_blocks=24, max_model_len=400, step_time_s=0.01), max_num_seqs=2)
+    engine: Any = worker.engine
+    add = engine.add
+
+    def watched(request: Any) -> None:
+        seen[request.request_id.partition("#")[0]] = request.priority
+        add(request)
+
+    engine.add = watched
+    with Client(rig.server.url, prefix=rig.prefix) as client:
+        for number in range(5):
+            client.submit("Hello", id=f"low-{number}", priority="low", max_tokens=60, ignore_eos=True)
+        rig.wait_tokens("low-1", 1)
+        client.submit("Hello", id="normal", max_tokens=5, ignore_eos=True)
+        client.submit("Hello", id="high", priority="high", max_tokens=5, ignore_eos=True)
+    names = [*(f"low-{number}" for number in range(5)), "normal", "high"]
+    rig.submitted += names
+    rig.wait_done(*names)
+    ended = sorted(names, key=lambda name: rig.raw(name)[-1][0])
+    begun = sorted(names, key=lambda name: rig.started(name)[0].id)
+    assert begun[2:4] == ["high", "normal"]
+    assert ended.index("high") < ended.index("low-2")
+    assert (seen["high"], seen["normal"], seen["low-4"]) == (-1, 0, 1)
