@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
+from headrace.clients.keys import Keys
 from tests.support.chaos_model import POISON
 from tests.support.chaos_oracle import expected
 from tests.support.chaos_queue import ChaosQueue, StallWatch, unless_stalled
@@ -91,32 +93,32 @@ def _seam_jobs() -> dict[str, tuple[dict[str, Any], list[int]]]:
 def test_killed_in_the_middle(chaos_queue: ChaosQueue, spawn: Callable[..., Worker]) -> None:
     """Of an emoji, of a stop string, of choices with log-probabilities: three times each, and nobody can tell.
 
-    A worker has room for one of the three at a time, so that each of them dies of its own fate only.
+    Each of the three jobs has a queue of its own, so that each worker dies of its own fate.
     """
     jobs = _seam_jobs()
-    fates = {  # each for one worker only: the next one begins where this one died
-        f"fate={name}@{cuts[number]}\n": [name, cuts[number], int(signal.SIGKILL), number if job.get("n") else 0]
-        for name, (job, cuts) in jobs.items()
-        for number in range(3)
-    }
-    for name, (job, _) in jobs.items():
-        chaos_queue.add(name, **job)
-    crew: list[Worker] = []
-    num_killed = 0
+    fates: dict[str, list[list[Any]]] = {}
+    crew: dict[str, Worker] = {}
+
+    def next_worker(name: str) -> None:
+        options = {"queue": name, "step_time_s": 0.005, "lease_s": 0.6, "fates": fates[name][:1]}
+        crew[name] = spawn(chaos_queue, **options)
+        del fates[name][:1]
+
+    for name, (job, cuts) in jobs.items():
+        chaos_queue.jobs[name] = job
+        chaos_queue.raw.xadd(Keys(chaos_queue.prefix, name).jobs(), {"id": name, "json": json.dumps(job)})
+        in_choice = [number if job.get("n") else 0 for number in range(3)]
+        fates[name] = [[name, cut, int(signal.SIGKILL), choice] for cut, choice in zip(cuts, in_choice, strict=True)]
+        next_worker(name)
     end_s = time.monotonic() + 60
-    while chaos_queue.producer.num_left():
-        assert time.monotonic() < end_s, [worker.output()[-2000:] for worker in crew]
-        for worker in [each for each in crew if not each.is_alive]:
-            assert worker.code == -signal.SIGKILL
-            crew.remove(worker)
-            num_killed += 1
-            fates = {said: fate for said, fate in fates.items() if said not in worker.output()}
-        while len(crew) < 3:
-            options = {"step_time_s": 0.005, "lease_s": 0.6, "take_limit": 1, "max_num_seqs": 1}
-            crew.append(spawn(chaos_queue, fates=list(fates.values()), **options))
+    while not all(chaos_queue.report(name).end for name in jobs):
+        assert time.monotonic() < end_s, [worker.output()[-2000:] for worker in crew.values()]
+        for name in [each for each in crew if not crew[each].is_alive]:
+            assert crew[name].code == -signal.SIGKILL
+            next_worker(name)
         time.sleep(0.01)
+    wait_until(lambda: not any(chaos_queue.raw.xlen(Keys(chaos_queue.prefix, name).jobs()) for name in jobs))
     found = chaos_queue.judge()  # compares with the undisturbed answers
-    assert num_killed == 9
     for name, (job, cuts) in jobs.items():
         attempts = found.reports[name].attempts
         assert len(attempts) == 4

@@ -85,8 +85,8 @@ def test_choices_are_forked_only_if_more_is_free_than_the_running_ones_want(num_
     drive.engine.step()  # the first choice wants one block more
     assert (drive.engine.stats().running == 2) == forked
     pool.release(others, 0)
-    drive.run()
-    drive.assert_as_alone()
+    drive.engine.abort("a")
+    drive.assert_idle()
 
 
 def test_without_a_block_for_its_copy_a_choice_gives_way_to_older_ones() -> None:
@@ -98,6 +98,7 @@ def test_without_a_block_for_its_copy_a_choice_gives_way_to_older_ones() -> None
     drive.engine.step()
     assert drive.plan() == {("a", 0): (6, 1)}
     assert drive.sequence("a", 1).preempted
+    drive.engine._scheduler.line.check()
     pool.release(others, 0)
     while drive.engine.has_work:
         drive.engine.step()

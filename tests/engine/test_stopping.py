@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.engine.stopping import finish_of, max_len_of, stop_ids_of
-from headrace.engine.types import Finish, SamplingOptions
+from headrace.engine.intake import Limits, sequences_of
+from headrace.engine.stopping import finish_after_last, finish_of, max_len_of, stop_ids_of
+from headrace.engine.types import Finish, Request, SamplingOptions
 
 EOS = frozenset({98, 99})
 
@@ -47,3 +50,25 @@ def test_what_ends_a_choice(tokens: list[int], options: dict[str, object], wante
 def test_the_models_length_ends_a_choice_too(count: int, ended: bool) -> None:
     assert max_len_of(SamplingOptions(), 3, 10) == 10
     assert end_of([1] * count, max_model_len=10) == (Finish("length") if ended else None)
+
+
+@given(
+    tokens=st.lists(st.sampled_from([1, 2, 98, 99]), min_size=1, max_size=12),
+    options=st.builds(
+        SamplingOptions, max_tokens=st.integers(1, 12), min_tokens=st.integers(0, 12), ignore_eos=st.booleans(),
+        stop_token_ids=st.sampled_from([(), (2,)]),
+    ),
+    max_model_len=st.integers(5, 16),
+)  # fmt: skip
+def test_sampled_and_settled_tokens_end_a_choice_alike(
+    tokens: list[int], options: SamplingOptions, max_model_len: int
+) -> None:
+    """What an earlier attempt published ends a choice exactly where sampling it would have."""
+    limits = Limits(100, EOS, max_model_len, 100, 16)
+    (sequence,) = sequences_of(Request("a", (1, 1, 1), options), limits, 0)
+    for count, token_id in enumerate(tokens, start=1):
+        sequence.token_ids.append(token_id)
+        finish = finish_after_last(sequence)
+        assert finish == finish_of(tokens[:count], options, sequence.stop_ids, max_model_len, 3)
+        if finish is not None:
+            break

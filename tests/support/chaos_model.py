@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 
@@ -86,7 +85,5 @@ class ChaosRunner(ScriptedRunner):
                 os.kill(os.getpid(), signal.SIGKILL)
             for fate in [each for each in self.fates if row.samples and each.meets(sequence)]:
                 self.fates.remove(fate)  # one that was only stopped goes on, and must not stop again
-                sys.stderr.write(f"fate={fate.request_id}@{fate.position}\n")
-                sys.stderr.flush()
                 os.kill(os.getpid(), fate.number)
         return super().run(plan)

@@ -1,12 +1,10 @@
-"""What is left when everything is over, and what a long queue costs: in the worker, and on the server."""
+"""What is left in a worker when everything is over, what renewing costs, and whose turn it is."""
 
 from __future__ import annotations
 
 import random
 import time
 from typing import Any
-
-import redis
 
 from headrace.clients import Client
 from headrace.engine.sequence import Sequence
@@ -72,61 +70,6 @@ def test_requests_that_ended_or_were_cancelled_leave_nothing_in_the_worker(rig: 
     # The prefix cache may hold more than before: an entry and its tokens for each block.
     assert num_reachable(worker.service.loop) <= few + 2 * stats.cached_blocks + 50
     assert context.counters.cancelled > 50
-
-
-def test_the_server_holds_nothing_of_jobs_that_are_over(rig: Rig) -> None:
-    """Entries are deleted when they are acknowledged; what is left of a request goes with its lifetime."""
-    worker = rig.worker(result_ttl_s=0.3, max_num_seqs=64)
-    rig.add("first", {"prompt": "x", "max_tokens": 1})
-    rig.wait_done("first")
-    rig.wait_empty()
-    wait_until(lambda: not rig.client.exists(rig.keys.out("first")))
-    baseline = sorted(rig.client.scan_iter(f"{rig.prefix}:*", count=1000))
-    pipeline = rig.client.pipeline(transaction=False)
-    for number in range(2000):
-        pipeline.xadd(rig.keys.jobs(), {"id": f"my-{number}", "json": '{"prompt":"x","max_tokens":1}'})
-    pipeline.execute()
-    wait_until(lambda: worker.counters.acknowledged == 2001, 60)
-    assert [rig.client.xlen(key) for key in rig.keys.all_jobs] == [0, 0, 0]
-    assert rig.pending() == []
-    wait_until(lambda: sorted(rig.client.scan_iter(f"{rig.prefix}:*", count=1000)) == baseline, 5)
-
-
-# Adds jobs and gives them to another worker, without sending any of it to and fro.
-HOLD = """
-for number = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'id', 'held', 'json', '{}') end
-redis.call('XREADGROUP', 'GROUP', 'workers', 'others', 'COUNT', ARGV[1], 'STREAMS', KEYS[1], '>')
-"""
-
-
-def usec(client: redis.Redis, command: str) -> int:
-    """What a command has cost the server so far, in microseconds."""
-    found: Any = client.info("commandstats").get(f"cmdstat_{command}", {"usec": 0})
-    return int(found["usec"])
-
-
-def test_a_pending_list_of_a_hundred_thousand_entries_does_not_keep_the_server_busy(
-    own_server: Any, rig_on: Any
-) -> None:
-    """Other workers hold them. Looking for abandoned ones walks the whole list, so it must be done seldom enough."""
-    rig = rig_on(own_server())
-    rig.check_at_end = False
-    jobs = rig.keys.jobs("low")
-    rig.client.xgroup_create(jobs, "workers", "0", mkstream=True)
-    for _ in range(10):
-        rig.client.eval(HOLD, 1, jobs, 10_000)
-    assert rig.client.xpending(jobs, "workers")["pending"] == 100_000
-    workers = [rig.worker(lease_s=60.0) for _ in range(2)]
-    time.sleep(1.2)
-    before, begun_s = usec(rig.client, "xpending"), time.monotonic()
-    for number in range(10):
-        rig.add(f"my-{number}", JOB)
-    rig.wait_done(*(f"my-{number}" for number in range(10)), timeout_s=4)
-    time.sleep(1.5)
-    share = (usec(rig.client, "xpending") - before) / 1e6 / (time.monotonic() - begun_s)
-    assert share < 0.08, f"{share:.1%} of the server's time"
-    for worker in workers:
-        worker.stop()
 
 
 def test_renewing_moves_no_payloads(rig: Rig) -> None:
