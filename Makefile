@@ -1,7 +1,6 @@
 # Every target makes what it needs: a fresh machine wants Python 3.11+ and make, nothing else.
 PYTHON ?= python3
 RUN := .venv/bin/python
-SOURCES := clients worker engine kernels tests scripts assets examples benchmarks
 
 .PHONY: setup demo test chaos lint format build clean
 
@@ -19,13 +18,13 @@ chaos: setup
 	@$(RUN) -m pytest -q -s tests/chaos --chaos-size full $(if $(SEED),--chaos-seed $(SEED))
 
 lint: setup
-	@$(RUN) -m ruff check $(SOURCES)
-	@$(RUN) -m ruff format --check $(SOURCES)
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
 	@.venv/bin/pyright
 
 format: setup
-	@$(RUN) -m ruff format $(SOURCES)
-	@$(RUN) -m ruff check --fix $(SOURCES)
+	@$(RUN) -m ruff format .
+	@$(RUN) -m ruff check --fix .
 
 build: setup
 	@$(RUN) -m build --wheel
