@@ -30,10 +30,11 @@ def render(page: str) -> str:
 def tables() -> dict[str, str]:
     """Every table by name."""
     kinds = {kind.__name__.removesuffix("Flags").lower(): kind for kind in (*SERVING_FLAGS, *CLIENT_FLAGS)}
+    names = [" ".join(words) for entry in COMMANDS for words in _names(entry.name, entry.commands)]
     flag_tables = {
-        f"flags of {entry.name}": _flag_table(kinds[entry.name], shared=entry.name not in ("worker", "demo"))
-        for entry in COMMANDS
-        if entry.name in kinds
+        f"flags of {name}": _flag_table(kinds[name.replace(" ", "")], shared=name not in ("worker", "demo"))
+        for name in names
+        if name.replace(" ", "") in kinds
     }
     return {
         "exit codes": _exit_code_table(),
@@ -41,6 +42,11 @@ def tables() -> dict[str, str]:
         "flags of every command": _flag_table(ServerFlags, shared=False),
         **flag_tables,
     }
+
+
+def _names(name: str, commands: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """A command as it is typed; a group's commands."""
+    return [(name, each) for each in commands] or [(name,)]
 
 
 def _exit_code_table() -> str:

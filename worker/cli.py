@@ -21,11 +21,12 @@ from .exit_codes import CommandError, ExitCode
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One command: its function stands under its own name in `module`."""
+    """One command: its function, or its group of commands, stands under its own name in `module`."""
 
     name: str
     module: str
     help: str
+    commands: tuple[str, ...] = ()  # of a group
 
 
 COMMANDS = (
@@ -36,6 +37,12 @@ COMMANDS = (
     _Entry("cancel", "commands_request", "Cancel a request, queued or running."),
     _Entry("status", "commands_watch", "Show the workers of a queue, what waits, runs and has been given up."),
     _Entry("health", "commands_watch", "Say whether this machine's worker consumes, by the exit code."),
+    _Entry(
+        "dead",
+        "commands_dead",
+        "List, show, retry and purge the jobs that have been given up.",
+        ("ls", "show", "retry", "purge"),
+    ),
     _Entry("version", "commands_watch", "Show the version."),
 )
 _EPILOG = "Each flag is an environment variable too: --redis-url is HEADRACE_REDIS_URL. The flag wins."
@@ -77,7 +84,10 @@ def build_app(wanted: str | None) -> typer.Typer:
     app.callback()(_options)
     for entry in COMMANDS:
         function = _function(entry) if wanted in (None, entry.name) else _not_loaded
-        app.command(entry.name, help=entry.help, epilog=_EPILOG)(function)
+        if isinstance(function, typer.Typer):
+            app.add_typer(function, name=entry.name, help=entry.help, epilog=_EPILOG)
+        else:
+            app.command(entry.name, help=entry.help, epilog=_EPILOG)(function)
     return app
 
 
@@ -95,7 +105,7 @@ def _options(
     """Take what stands before the command."""
 
 
-def _function(entry: _Entry) -> Callable[..., None]:
+def _function(entry: _Entry) -> Callable[..., None] | typer.Typer:
     return getattr(import_module(f".{entry.module}", __package__), entry.name)
 
 

@@ -19,6 +19,7 @@ from .reach import connected
 from .settings import ServerFlags
 from .settings_client import HealthFlags, StatusFlags
 from .status import QueueStatus, WorkerStatus, read_status
+from .table import table
 
 # Of a worker's hash, in this order: heading, field.
 _COLUMNS = (
@@ -93,20 +94,10 @@ def _as_text(state: QueueStatus) -> str:
     workers = [("WORKER", "STATE", "JOBS", *(heading for heading, _ in _COLUMNS))]
     workers += [_worker_row(each) for each in state.workers]
     if len(workers) == 1:
-        return _table(lines) + "\nno worker\n"
-    return _table(lines) + "\n" + _table(workers)
+        return table(lines) + "\nno worker\n"
+    return table(lines) + "\n" + table(workers)
 
 
 def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
     values = (worker.fields.get(name, "-") for _, name in _COLUMNS)
     return (worker.name, worker.state, str(worker.pending), *values)
-
-
-def _table(rows: list[tuple[str, ...]]) -> str:
-    """Rows as text, each column as wide as its widest cell."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    text = ""
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        text += "  ".join(cells).rstrip() + "\n"
-    return text

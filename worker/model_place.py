@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 from .exit_codes import CommandError, ExitCode
@@ -21,7 +21,9 @@ def model_place(model: str) -> str:
         if not Path(model).expanduser().is_dir() and not _HUB_NAME.fullmatch(model):
             raise CommandError(f"there is no folder {model}, and it is no hub id (owner/name)", ExitCode.MODEL)
         return model
-    config = files("headrace.demo_model").joinpath("config.json")
-    if not config.is_file():
-        raise CommandError("the demo model is not part of this installation", ExitCode.MODEL)
-    return str(Path(str(config)).parent)
+    # A folder without Python code has several places, of which those of an editable installation are no folders.
+    spec = find_spec("headrace.demo_model")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if Path(place, "config.json").is_file():
+            return place
+    raise CommandError("the demo model is not part of this installation", ExitCode.MODEL)

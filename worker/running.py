@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..clients.entries import encode, to_map
 from ..clients.events import ErrorInfo, Reason, Released
-from ..engine.types import ChoiceOutput, Finish, StepOutput
+from ..engine.types import ChoiceOutput, Finish, RequestRefusedError, StepOutput, Tokenizer
 from .answer import Answer
 from .batch import Batch
 from .connection import Failed
 from .context import Context
 from .held import Channel, Held, Stage
 from .outbox import Outbox
+from .text import ReplayError, ready_choices
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 class Running:
     """The requests that the engine has, and the ends of all requests."""
 
-    def __init__(self, context: Context, outbox: Outbox, engine: Engine) -> None:
+    def __init__(self, context: Context, outbox: Outbox, engine: Engine, tokenizer: Tokenizer) -> None:
         self._context = context
         self._outbox = outbox
         self._engine = engine
+        self._tokenizer = tokenizer
         self._by_engine_id: dict[str, Held] = {}
 
     def add(self, held: Held) -> None:
@@ -62,6 +64,7 @@ class Running:
     def end(self, held: Held, reason: Reason, error: ErrorInfo | None = None) -> None:
         """End a begun request with everything that is open of it."""
         self.stop(held)
+        self._replay_held_back(held)
         now_ms = self._context.clock.at_ms(time.monotonic())
         payloads = _answer(held).close_all(reason, now_ms, error)
         for payload in payloads[:-1]:
@@ -69,6 +72,21 @@ class Running:
         self._outbox.append(held, payloads[-1], terminal=True)
         code, param = (error.code, error.param) if error is not None else (None, None)
         self._context.log.info("ended", request=held.request_id, reason=reason, code=code, param=param, **held.trace)
+
+    def _replay_held_back(self, held: Held) -> None:
+        """Text that earlier attempts held back comes out at the end, also if this attempt has run nothing yet."""
+        job, answer, history = held.job, held.answer, held.history
+        if job is None or answer is None or not history.num_settled or answer.choices[0].text is not None:
+            return
+        fingerprint = self._context.model.fingerprint
+        if any(each.fingerprint != fingerprint for each in history.attempts if each.num_settled):
+            return
+        try:
+            ready = ready_choices(job, history, self._tokenizer)
+        except (ReplayError, RequestRefusedError):
+            return
+        for choice, each in zip(answer.choices, ready, strict=True):
+            choice.text = each.text
 
     def close(self, held: Held, choice: int, finish: Finish) -> None:
         """End one choice that its settled tokens have ended."""
@@ -92,7 +110,9 @@ class Running:
 
     def stop(self, held: Held) -> None:
         """Take a request away from the engine, if it has it."""
-        if self._by_engine_id.pop(held.engine_id, None) is not None:
+        # Of two entries of one request begun in the same millisecond, one is a duplicate: it must not take the other's.
+        if self._by_engine_id.get(held.engine_id) is held:
+            del self._by_engine_id[held.engine_id]
             self._engine.abort(held.engine_id)
 
     # --- cancelling and time limits -----------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class Service:
         context, control, engine, pool = self.context, self._control, self._engine, self._pool
         settings = context.settings
         outbox = Outbox(context)
-        running = Running(context, outbox, engine)
+        running = Running(context, outbox, engine, self._tokenizer)
         starter = Starter(context, outbox, running, engine, self._tokenizer, pool)
         beginner = Beginner(context, outbox, starter, pool)
 

@@ -1,4 +1,4 @@
-"""The flags of the commands that speak to a queue from outside: submit, tail, cancel, status, health."""
+"""The flags of the commands that speak to a queue from outside: submit, tail, cancel, status, health, dead …."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ AsJson = Annotated[
     bool,
     Field(validation_alias="HEADRACE_JSON"),
     Flag("one JSON object a line", "true or false", panel="Output", name="json"),
+]
+
+NewId = Annotated[
+    Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:\-]{1,128}$")] | None,
+    Flag("id of the request", "1 to 128 characters of A–Z a–z 0–9 _ . : -", metavar="ID", panel="Job", default="new"),
 ]
 
 
@@ -35,12 +40,7 @@ class SubmitFlags(ServerFlags):
     ] = None
     stop: Annotated[Texts, Flag("end before this text; may be repeated", "text", metavar="TEXT", panel="Job")] = ()
     n: Annotated[int, Field(ge=1, le=16), Flag("choices", "an integer from 1 to 16", panel="Job")] = 1
-    id: Annotated[
-        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:\-]{1,128}$")] | None,
-        Flag(
-            "id of the request", "1 to 128 characters of A–Z a–z 0–9 _ . : -", metavar="ID", panel="Job", default="new"
-        ),
-    ] = None
+    id: NewId = None
     priority: Annotated[
         Literal["high", "normal", "low"], Flag("which line to stand in", "high, normal or low", panel="Job")
     ] = "normal"
@@ -87,4 +87,42 @@ class HealthFlags(ServerFlags):
     )
 
 
-CLIENT_FLAGS: tuple[type[FlagSettings], ...] = (SubmitFlags, TailFlags, CancelFlags, StatusFlags, HealthFlags)
+class DeadLsFlags(ServerFlags):
+    """`headrace dead ls`."""
+
+    limit: Annotated[Count, Flag("most entries to show", "an integer from 1", panel="Output")] = 100
+    as_json: AsJson = False
+
+
+class DeadShowFlags(ServerFlags):
+    """`headrace dead show`."""
+
+    with_payload: Annotated[bool, Flag("show what the job holds, its prompt too", "true or false", panel="Output")] = (
+        False
+    )
+    as_json: AsJson = False
+
+
+class DeadRetryFlags(ServerFlags):
+    """`headrace dead retry`."""
+
+    all: Annotated[bool, Flag("every entry of the queue", "true or false")] = False
+    id: NewId = None
+    as_json: AsJson = False
+
+
+class DeadPurgeFlags(ServerFlags):
+    """`headrace dead purge`."""
+
+    all: Annotated[bool, Flag("every entry of the queue", "true or false")] = False
+    older_than: Annotated[
+        Seconds | None,
+        Flag("with --all, only what was given up so long ago", DURATION_RULE, metavar="DURATION"),
+    ] = None
+    yes: Annotated[bool, Flag("do not ask", "true or false")] = False
+
+
+CLIENT_FLAGS: tuple[type[FlagSettings], ...] = (
+    *(SubmitFlags, TailFlags, CancelFlags, StatusFlags, HealthFlags),
+    *(DeadLsFlags, DeadShowFlags, DeadRetryFlags, DeadPurgeFlags),
+)

@@ -18,7 +18,7 @@ from .held import Channel, Held, Stage
 from .outbox import Outbox
 from .prepare import Prepared, PreparePool, PrepareTimeoutError
 from .running import Running
-from .text import ReadyRequest, ReplayError, make_ready, ready_choices, sampling_options
+from .text import ReadyRequest, ReplayError, make_ready, sampling_options
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -97,7 +97,6 @@ class Starter:
             rules=context.rules,
         )
         if refused is not None:
-            self._replay_held_back(held)
             error = ErrorInfo(refused.code, refused.message, refused.param) if refused.reason == "error" else None
             context.counters.refused += 1
             self._running.end(held, refused.reason, error)
@@ -121,20 +120,6 @@ class Starter:
             times=Times(held.entry_ms),
             prompt_logprobs_due=job is not None and job.prompt_logprobs is not None and not history.has_prompt_logprobs,
         )
-
-    def _replay_held_back(self, held: Held) -> None:
-        """Text that earlier attempts held back comes out at the end, also if this attempt runs nothing."""
-        model_is_ours = all(
-            each.fingerprint == self._context.model.fingerprint for each in held.history.attempts if each.num_settled
-        )
-        if held.job is None or held.answer is None or not held.history.num_settled or not model_is_ours:
-            return
-        try:
-            ready = ready_choices(held.job, held.history, self._tokenizer)
-        except (ReplayError, RequestRefusedError):
-            return
-        for choice, each in zip(held.answer.choices, ready, strict=True):
-            choice.text = each.text
 
     def _prepare(self, held: Held, job: Job) -> None:
         held.stage = Stage.PREPARE

@@ -123,9 +123,10 @@ def test_out_of_memory_stops_the_taking_and_goes_on_with_room(
 ) -> None:
     server = own_server()
     queue = queue_on(server)
-    workers = [spawn(queue, step_time_s=0.02, max_num_seqs=4) for _ in range(2)]
+    # One at a time, so that jobs are left for which there is room.
+    workers = [spawn(queue, step_time_s=0.02, max_num_seqs=64, take_limit=1, num_blocks=1024) for _ in range(2)]
     for number in range(40):
-        queue.add(f"job-{number}", prompt=f"Hello {number}", seed=number, max_tokens=20, ignore_eos=True)
+        queue.add(f"job-{number}", prompt=f"Hello {number}", seed=number, max_tokens=60, ignore_eos=True)
     wait_until(lambda: queue.num_tokens("job-1") > 3, 20, "it runs")
     queue.raw.config_set("maxmemory", 1_000_000)
     time.sleep(0.5)  # what was under way comes in

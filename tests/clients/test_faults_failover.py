@@ -28,6 +28,7 @@ class Pair:
         """The second is the primary from now on, the first its replica."""
         with self.old.client() as old, self.new.client() as new:
             wait_until(lambda: new.info("replication")["master_link_status"] == "up")
+            old.set("mark", "1", px=60_000)  # what is waited for is this connection's own last write
             assert old.execute_command("WAIT", 1, 3000) == 1
             self.proxy._target_port = self.new.port
             new.execute_command("REPLICAOF", "NO", "ONE")

@@ -60,14 +60,19 @@ def test_choices_logprobs_and_prompt_logprobs(llm: LLM) -> None:
 def test_a_stop_string_ends_a_choice_and_is_cut_off(llm: LLM) -> None:
     whole = llm.generate(["The water runs"], replace(GREEDY, ignore_eos=True))[0]
     stop = whole.text[4:7]
-    got, kept = llm.generate(
-        ["The water runs"] * 2,
-        [replace(GREEDY, ignore_eos=True, stop=(stop,), include_stop=keep) for keep in (False, True)],
-    )
+    cut = [replace(GREEDY, ignore_eos=True, stop=(stop,), include_stop=keep) for keep in (False, True)]
+    got, kept, longer = llm.generate(["The water runs"] * 3, [*cut, replace(GREEDY, ignore_eos=True, max_tokens=30)])
+    assert len(longer.token_ids) == 30  # still running when the others had ended
     assert got.text == whole.text[: whole.text.index(stop)]
     assert kept.text == got.text + stop
     assert (got.finish.reason, got.finish.stop) == ("stop", stop)
     assert not llm.engine.has_work
+
+
+def test_the_beginning_of_a_stop_string_comes_out_at_the_end(llm: LLM) -> None:
+    whole = llm.generate(["The water runs"], replace(GREEDY, ignore_eos=True))[0]
+    held = replace(GREEDY, ignore_eos=True, stop=(whole.text[-1] + "\x00",))
+    assert llm.generate(["The water runs"], held)[0].text == whole.text
 
 
 def test_prompts_without_options_get_seeds_of_their_own(llm: LLM) -> None:

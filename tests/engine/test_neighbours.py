@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.support.checkpoints import SHAPES
+from tests.support.checkpoints import SHAPES, Shape
 from tests.support.torch_rig import BACKENDS, TorchRig, prompt, rig
 
 WATCHED = {"temperature": 0.8, "seed": 5, "max_tokens": 8, "top_p": 0.95, "frequency_penalty": 0.3, "logprobs": 2}
@@ -116,16 +116,15 @@ def test_going_on_after_another_attempt(cut: int) -> None:
     assert torch.equal(rest.scores("me"), whole.scores("me")[cut:])
 
 
+def spoil(made: TorchRig, token: int) -> None:
+    """Give one token an embedding of NaN, in a model whose output table is a tensor of its own."""
+    made.runner._decoder.weights.embedding[token] = float("nan")
+
+
 def test_a_row_that_is_not_finite_fails_alone() -> None:
-    shape = SHAPES["gqa2"]
+    shape = Shape(tied=False)
     made = rig(shape)
-    made.runner._decoder.weights.embedding[77] = float("nan")  # the tied output scores every row with it too
-    made.runner._decoder.weights = made.runner._decoder.weights.__class__(
-        made.runner._decoder.weights.embedding,
-        made.runner._decoder.weights.layers,
-        made.runner._decoder.weights.final_norm,
-        made.runner._decoder.weights.embedding.nan_to_num(0.0),
-    )
+    spoil(made, 77)
     ids = [i for i in prompt(40, shape.vocab) if i != 77]
     for number in range(5):
         made.add(f"good {number}", ids[: 20 + number])
@@ -133,6 +132,27 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     made.run()
     assert made.finishes["bad", 0].reason == "error"
     assert made.finishes["bad", 0].error == "numeric"
-    assert {key[0] for key, finish in made.finishes.items() if finish.reason == "length"} == {
-        f"good {n}" for n in range(5)
-    }
+    good = {key[0] for key, finish in made.finishes.items() if finish.reason == "length"}
+    assert good == {f"good {number}" for number in range(5)}
+
+
+def test_a_chunk_that_is_partly_not_finite_fails_at_once() -> None:
+    # the first chunk samples nothing, and its rows are finite up to the 80th: it must not enter the prefix cache
+    shape = Shape(tied=False)
+    made = rig(shape, max_num_batched_tokens=90)
+    spoil(made, 77)
+    ids = [i for i in prompt(200, shape.vocab) if i != 77]
+    made.add("bad", [*ids[:80], 77, *ids[80:120]])
+    made.step()
+    assert made.finishes["bad", 0].error == "numeric"
+    assert made.engine.stats().cached_blocks == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scores_that_are_not_finite_fail_although_the_hidden_states_are(value: float) -> None:
+    made = rig(Shape(tied=False))
+    made.runner._decoder.weights.output[33] = value
+    made.add("a", [5, 6, 7])
+    made.run()
+    assert made.finishes["a", 0].error == "numeric"
+    assert made.tokens["a", 0] == []

@@ -32,7 +32,9 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert float(seconds) < 0.4  # of processor time: what else the machine does is not ours
 
 
-@pytest.mark.parametrize("command", ["submit", "tail", "cancel", "status", "health", "version", "worker", "demo"])
+@pytest.mark.parametrize(
+    "command", ["submit", "tail", "cancel", "status", "health", "dead", "version", "worker", "demo"]
+)
 def test_a_command_imports_no_torch_before_it_needs_it(command: str) -> None:
     """Not even `worker` and `demo`: a wrong flag is told at once. Blocked, so that an import would be an error."""
     code = (

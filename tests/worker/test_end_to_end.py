@@ -205,7 +205,7 @@ def test_high_goes_before_normal_before_low(rig: Rig) -> None:
     """All three wait; one place: they are begun by priority."""
     for number, priority in enumerate(("low", "normal", "high", "low", "normal", "high")):
         rig.add(f"{priority}-{number}", {"prompt": "x", "max_tokens": 2, "ignore_eos": True}, priority=priority)
-    rig.worker(max_num_seqs=1)
+    rig.worker(max_num_seqs=1, step_time_s=0.003)  # so that no two begin in the same millisecond
     rig.wait_done(*rig.submitted)
     begun = sorted(rig.submitted, key=lambda each: rig.started(each)[0].id)
     assert [each.split("-")[0] for each in begun] == ["high", "high", "normal", "normal", "low", "low"]
@@ -216,7 +216,7 @@ def test_low_is_not_starved(rig: Rig) -> None:
     for number in range(20):
         rig.add(f"high-{number}", {"prompt": "x", "max_tokens": 1}, priority="high")
     rig.add("low", {"prompt": "x", "max_tokens": 1}, priority="low")
-    rig.worker(max_num_seqs=1)
+    rig.worker(max_num_seqs=1, step_time_s=0.003)  # so that no two begin in the same millisecond
     rig.wait_done(*rig.submitted)
     begun = sorted(rig.submitted, key=lambda each: rig.started(each)[0].id)
     assert begun.index("low") < 12
