@@ -53,15 +53,32 @@ def unpack(
     return cast("dict[str, Any]", fields)
 
 
+_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
+
+
 def pack(fields: Mapping[str, Any], kind: Kind) -> bytes:
     """A map as msgpack ("d") or compact JSON ("json"). Raises PayloadError for what these cannot hold."""
     try:
-        if kind == "d":
-            return _msgpack.encode(fields)
-        return _ENCODER.encode(fields).encode("utf-8")
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return _encode(fields, kind)
+    except _UNENCODABLE as error:
         what = "msgpack" if kind == "d" else "JSON"
-        raise PayloadError("invalid_request", f"a value that {what} cannot hold") from error
+        raise PayloadError("invalid_request", f"a value that {what} cannot hold", _at_fault(fields, kind)) from error
+
+
+def _encode(fields: Mapping[str, Any], kind: Kind) -> bytes:
+    return _msgpack.encode(fields) if kind == "d" else _ENCODER.encode(fields).encode("utf-8")
+
+
+def _at_fault(fields: Mapping[str, Any], kind: Kind) -> str | None:
+    """The field that does not encode; None if it is the map as a whole."""
+    for name, value in cast("Mapping[object, Any]", fields).items():
+        if not isinstance(name, str):
+            return None
+        try:
+            _encode({name: value}, kind)
+        except _UNENCODABLE:
+            return shown_name(name)
+    return None
 
 
 def json_num_bytes(value: object) -> int:

@@ -15,6 +15,7 @@ from .options import CHECKS
 from .payload import MAX_PAYLOAD_BYTES, Kind, pack
 
 Format = Literal["msgpack", "json"]
+_EXACT: Final = 1 << 53  # whole numbers below this are the same as floats
 _FLOATS: Final = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -98,7 +99,7 @@ def _ordered(options: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
 
 def _plain(name: str, value: Any, kind: Kind) -> Any:
     """One form for what means the same: whole numbers as floats where floats are meant, biases in order of their id."""
-    if name in _FLOATS and type(value) is int:
+    if name in _FLOATS and type(value) is int and abs(value) < _EXACT:  # decode_job refuses what is far larger
         return float(value)
     if name == "logit_bias" and isinstance(value, Mapping):
         return _biases(cast("Mapping[Any, Any]", value), kind)
@@ -110,7 +111,7 @@ def _biases(biases: Mapping[Any, Any], kind: Kind) -> Mapping[Any, Any]:
         return biases  # decode_job says what is wrong
     try:
         by_id = {int(key): float(bias) for key, bias in biases.items()}
-    except ValueError:
+    except (ValueError, OverflowError):
         return biases
     if len(by_id) != len(biases):
         return biases

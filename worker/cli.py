@@ -6,12 +6,14 @@ it needs them: `headrace --help` answers at once, and a plain `pip install headr
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, cast
 
 import typer
@@ -52,10 +54,18 @@ _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__bases__[0])
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with a code of `ExitCode`."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no emoji shows a question mark, not an error
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _open_closed_streams() -> None:
+    """Give a process that was started without standard streams (`>&-`) ones that lead nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for the process's life
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -70,6 +80,10 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(f"headrace {_wanted(arguments)}", error.message, error.code)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return _fail(f"headrace {_wanted(arguments)}", "the output cannot be written: no space left", ExitCode.INTERNAL)
 
 
 def build_app(wanted: str | None) -> typer.Typer:

@@ -44,7 +44,7 @@ class ExitCode(IntEnum):
 
 _MEANINGS = {
     ExitCode.OK: "all went as asked; for `worker`: drained, or `--burst` and `--check` done",
-    ExitCode.INTERNAL: "an error of Headrace itself; a traceback follows, please report it",
+    ExitCode.INTERNAL: "an error of Headrace itself, with a traceback: please report it; or the output's disk is full",
     ExitCode.USAGE: "a flag, variable or argument that cannot be; the line names it and what is allowed",
     ExitCode.SERVER_UNAVAILABLE: "no Redis or Valkey answers at the URL, or it refuses the password",
     ExitCode.SERVER_UNSUITABLE: "the server would lose data or is too old: an eviction policy other than `noeviction`",

@@ -25,6 +25,7 @@ _REVERSED_EVERY = 8  # every so many takes begin with the lowest priority, so th
 # A sweep for abandoned entries costs the server time in proportion to what is pending; it may use a fiftieth of it.
 _SWEEP_PAUSE = 50
 _LONGEST_SWEEP_PAUSE_S = 5.0
+_PAUSE_S = 1.0  # after an error that taking again at once would only repeat, such as a key of another type
 
 
 class Inbox:
@@ -40,6 +41,7 @@ class Inbox:
         self._own_pages: list[tuple[str, bytes]] = []  # parts of the own pending list still to be read: stream, start
         self._unknown: list[JobRef] = []  # own pending entries that memory has not
         self._abandoned: list[JobRef] = []
+        self._paused_until_s = 0.0
         self.took_nothing = False  # the last take found no new entry
         self.swept_empty = False  # so did the last sweep for abandoned ones
         self.groups_missing = True  # on a jobs stream there may be no group
@@ -60,6 +62,8 @@ class Inbox:
 
     def collect_take(self, batch: Batch, room: int) -> None:
         """Take at most `room` new entries, the highest priority first."""
+        if self.is_paused:
+            return
         self._num_takes += 1
         streams = self._streams[::-1] if self._num_takes % _REVERSED_EVERY == 0 else self._streams
         command = lua.call(lua.TAKE, streams, (self._context.worker, room))
@@ -81,7 +85,16 @@ class Inbox:
         if error.startswith("NOGROUP"):
             self.groups_missing = True
         else:
+            self._pause()
             self._context.log.error("cannot take from a stream of jobs", stream=stream, error=error)
+
+    def _pause(self) -> None:
+        self._paused_until_s = time.monotonic() + _PAUSE_S
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is taken for a moment."""
+        return time.monotonic() < self._paused_until_s
 
     def blocking_take(self, count: int, block_s: float) -> Args:
         """The command that waits for new entries: at most `count` of each stream."""
@@ -93,7 +106,10 @@ class Inbox:
     def blocking_taken(self, outcome: Any, sent_s: float) -> None:
         """Take the reply to `blocking_take`, which was sent at monotonic `sent_s`."""
         if isinstance(outcome, Failed):
-            self.groups_missing = self.groups_missing or outcome.code == "NOGROUP"
+            if outcome.code == "NOGROUP":
+                self.groups_missing = True
+            elif not outcome.again:
+                self._pause()
             self._context.reconcile = True
             return
         for stream, entries in outcome or ():

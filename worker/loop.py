@@ -224,7 +224,8 @@ class Loop:
             self._control.wait(_SHORT_WAIT_S * 10**self._num_engine_errors)
 
     def _wait(self) -> None:
-        if self._drain.is_on or len(self._context.memory) or self._inbox.is_busy or self._room() <= 0:
+        inbox = self._inbox
+        if self._drain.is_on or len(self._context.memory) or inbox.is_busy or inbox.is_paused or self._room() <= 0:
             self._control.wait(_SHORT_WAIT_S)
         elif self._context.settings.burst:
             self._control.wait(0.0)  # nothing is waited for: the next turn looks whether anything is left

@@ -292,3 +292,11 @@ def test_exactly_the_plain_documents_come_back_as_they_were(document: dict[str, 
         with pytest.raises(PayloadError) as caught:
             unpack(packed, "d")
         assert caught.value.code == INVALID
+
+
+@pytest.mark.parametrize("kind", ["d", "json"])
+@pytest.mark.parametrize("value", ["a\ud800", {"a": {1, 2}}, object()])
+def test_what_cannot_be_packed_is_named(kind: Any, value: object) -> None:
+    with pytest.raises(PayloadError) as caught:
+        pack({"max_tokens": 3, "prompt": value}, kind)
+    assert caught.value.param == "prompt"

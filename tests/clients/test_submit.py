@@ -98,15 +98,15 @@ def test_an_id_that_cannot_be(client: Client, raw: redis.Redis, keys: Keys, bad:
         ({"temprature": 1.0}, "temprature"),
         ({"prompt_token_ids": [1]}, "prompt_token_ids"),
         ({"stop": "END"}, "stop"),
-        ({"metadata": {"a": "\ud83d"}}, None),
+        ({"metadata": {"a": "\ud83d"}}, "metadata"),
         ({"logit_bias": {1.5: 1}}, "logit_bias"),
         ({"logit_bias": {1: 1, "1": 2}}, "logit_bias"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
-        ({"seed": 2**70}, None),
+        ({"seed": 2**70}, "seed"),
     ],
 )
 def test_what_a_worker_would_refuse_is_not_sent(
-    client: Client, raw: redis.Redis, keys: Keys, options: dict[str, Any], param: str | None
+    client: Client, raw: redis.Redis, keys: Keys, options: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(InvalidJobError) as caught:
         client.submit("Hello", **options)
@@ -354,3 +354,11 @@ def test_handles_lead_on(client: Client, work: Callable[..., HandWorker]) -> Non
     assert handle.result().reason == "cancelled"
     with handle.stream() as stream:
         assert isinstance(list(stream)[-1], Finished)
+
+
+@pytest.mark.parametrize("fmt", ["msgpack", "json"])
+@pytest.mark.parametrize("options", [{"temperature": 10**400}, {"min_p": -(10**400)}, {"logit_bias": {3: 10**400}}])
+def test_a_number_beyond_all_floats_is_refused_by_name(client: Client, fmt: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidJobError) as caught:
+        client.submit("a", fmt=fmt, **options)
+    assert caught.value.param == next(iter(options))

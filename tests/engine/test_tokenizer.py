@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from headrace.engine.tokenizer import ModelTokenizer, TokenizerError, load_token
 from headrace.engine.types import RequestRefusedError
 from headrace.engine.types import Tokenizer as TokenizerProtocol
 from tests.support import tokenizer_zoo as zoo
+from tests.support.demo_worker import DEMO_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +113,27 @@ def test_threads_may_encode_at_once(llama: ModelTokenizer) -> None:
     expected = [llama.encode(text) for text in texts]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(llama.encode, texts)) == expected
+
+
+def test_a_long_prompt_lets_other_threads_run() -> None:
+    """Steps and renewals of leases go on beside the encoding of megabytes."""
+    tokenizer = load_tokenizer(DEMO_MODEL)
+    ticks, stop = 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not stop.wait(0.001):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        text = "Once upon a time " * 60_000
+        before = ticks
+        ids = tokenizer.encode(text)
+        during = ticks - before
+    finally:
+        stop.set()
+        thread.join()
+    assert len(ids) > 60_000
+    assert during >= 10  # none at all, and one at the edge, where the interpreter's lock is held

@@ -439,3 +439,16 @@ def test_two_workers_begin_at_the_same_moment(rig: Rig) -> None:
         assert kinds.count(Started) == 1
         assert kinds.count(Finished) == 1
     assert sum(worker.counters.attempts for worker in workers) == 10
+
+
+def test_a_jobs_key_of_another_type_is_said_now_and_then_and_overcome(rig: Rig) -> None:
+    """Whether it idles or has just been busy, the worker neither spins nor floods the log."""
+    worker = rig.worker()
+    rig.client.delete(rig.keys.jobs())
+    rig.client.set(rig.keys.jobs(), "no stream")
+    time.sleep(2.5)
+    said = [event for level, event, _ in worker.log.lines if level == "error" and "cannot take" in event]
+    assert 1 <= len(said) <= 4
+    rig.client.delete(rig.keys.jobs())
+    rig.add("my-1", JOB)
+    rig.wait_done("my-1")
