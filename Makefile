@@ -15,7 +15,7 @@ test: setup
 
 # Everything that can go wrong, for some minutes: kills, freezes, lost replies, restarts. SEED=N repeats a run.
 chaos: setup
-	@$(RUN) -m pytest -q -s tests/chaos --chaos-size full $(if $(SEED),--chaos-seed $(SEED))
+	@$(RUN) -m pytest -q -s -n 2 --dist worksteal tests/chaos --chaos-size full $(if $(SEED),--chaos-seed $(SEED))
 
 lint: setup
 	@$(RUN) -m ruff check .

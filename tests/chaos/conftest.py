@@ -39,14 +39,22 @@ def _size(config: pytest.Config) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     seed = config.getoption("--chaos-seed", None)
-    if seed is None:
+    of_controller = getattr(config, "workerinput", {}).get("chaos_seed")  # several processes share one seed
+    if of_controller is not None:
+        seed = of_controller
+    elif seed is None:
         seed = _SHORT_SEED if _size(config) == "short" else secrets.randbelow(10**6)
     config.stash[_SEED] = seed
     config.addinivalue_line("markers", "full_size: part of the full size of the chaos suite only")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["chaos_seed"] = node.config.stash[_SEED]
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if _size(session.config) == "full":
+    if _size(session.config) == "full" and not hasattr(session.config, "workerinput"):
         sys.stderr.write(f"chaos: seed {session.config.stash[_SEED]} (again with SEED={session.config.stash[_SEED]})\n")
 
 
@@ -83,7 +91,7 @@ def is_full(pytestconfig: pytest.Config) -> bool:
     return _size(pytestconfig) == "full"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def progress(request: pytest.FixtureRequest, is_full: bool) -> Iterator[Callable[[str], None]]:
     """`progress(text)`: in a full run, a line about how far the test is; each test has one when it begins and ends."""
     begun_s = time.monotonic()
@@ -106,7 +114,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def spawn(nursery: Nursery, prefix: str) -> Iterator[Callable[..., Worker]]:
+def spawn(nursery: Nursery, prefix: str, progress: Callable[[str], None]) -> Iterator[Callable[..., Worker]]:
     """`spawn(server_or_proxy, **options)`: a worker on the queue `default` under `prefix`; it ends with the test."""
     started: list[Worker] = []
 

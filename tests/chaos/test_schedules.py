@@ -66,7 +66,7 @@ def test_random_schedules(
     is_full: bool,
 ) -> None:
     seen: Counter[str] = Counter()
-    for number in range(200 if is_full else 8):
+    for number in range(100 if is_full else 8):
         play = perform(make_play(server, client, f"{prefix}-{number}", KINDS[kind], f"{seed} {number}"), number)
         seen.update(turns=play.stage.turn, commands=play.stage.num_commands, losses=play.stage.num_losses)
         seen.update({f"counter {name}": count for name, count in play.counters().items()})

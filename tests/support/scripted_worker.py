@@ -45,7 +45,8 @@ class _Poisonable(ScriptedRunner):
     kill_token_id: int | None = None
 
     def run(self, plan):  # type: ignore[no-untyped-def]
-        if any(self.kill_token_id in row.sequence.token_ids for row in plan.rows):
+        prompts = (row.sequence.token_ids[: row.sequence.num_prompt_tokens] for row in plan.rows)
+        if any(self.kill_token_id in prompt for prompt in prompts):
             import os
 
             os._exit(70)
