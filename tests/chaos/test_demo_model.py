@@ -42,7 +42,7 @@ def demo(chaos_queue: ChaosQueue, tmp_path: Path) -> Iterator[Callable[[], subpr
 
 def _job(number: int, chance: random.Random) -> dict[str, Any]:
     job: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPTS[number % len(PROMPTS)]}]}
-    job |= {"max_tokens": 60, "seed": number, "temperature": chance.choice((0, 0.8)), "ignore_eos": True}
+    job |= {"max_tokens": 500, "seed": number, "temperature": chance.choice((0, 0.8)), "ignore_eos": True}
     if number % 3 == 0:
         job |= {"logprobs": 2, "n": 2}
     if number % 4 == 1:
@@ -68,7 +68,8 @@ def test_killed_workers_of_the_demo_model_leave_no_mark(
     for name, job in jobs.items():
         chaos_queue.producer.add(name, job, bare=False)
     for _ in range(3):
-        time.sleep(chance.uniform(1.0, 2.5))
+        wait_until(lambda: any(chaos_queue.num_tokens(name) for name in jobs), 20, "something runs")
+        time.sleep(chance.uniform(0.3, 1.0))  # all of it takes far longer
         victim = crew.pop(0)
         victim.kill()
         victim.wait()
