@@ -26,6 +26,7 @@ KINDS = {
     "drains": Script(stops=4, longest=30),
     "cancels": Script(cancels=6, lose=0.01, longest=30),
     "groups destroyed": Script(destroy_groups=0.01, flush_scripts=0.01, longest=20),
+    "failovers": Script(failovers=4, kills=1, longest=30),
     "everything": Script(
         jobs=4, workers=3, longest=25, lose=0.01, kills=2, sleeps=2, stops=1, cancels=3, flush_scripts=0.005
     ),

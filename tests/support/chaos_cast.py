@@ -7,6 +7,7 @@ from typing import Any
 
 import redis
 
+from headrace.clients.errors import StreamError
 from headrace.clients.events import Event
 from headrace.clients.following import Following, Limit
 from headrace.clients.keys import Keys
@@ -120,7 +121,8 @@ class Caller:
         if "BLOCK" in args:  # nothing waits on a stage
             at = args.index("BLOCK")
             del args[at : at + 2]
-        return self._client.execute_command(*args)
+        reply = self._client.execute_command(*args)
+        return self._stage.server_time(reply) if args[0] == "TIME" else reply
 
 
 class Follower:
@@ -134,17 +136,29 @@ class Follower:
         self.events: list[Event] = []
         self._following = self._begin("")
         self._call: Caller | None = None
+        self.error: StreamError | None = None  # a failover took back what it had read already
 
     def _begin(self, cursor: str) -> Following:
         return Following(Reader(self._id, cursor), self._keys, Limit(None), raise_on_error=False)
 
     @property
     def over(self) -> bool:
-        """Whether it has the terminal entry."""
-        return self._following.done
+        """Whether it has the terminal entry, or cannot go on."""
+        return self._following.done or self.error is not None
+
+    def interrupted(self) -> None:
+        """Its connection is lost."""
+        self._following.interrupted()
+        self._call = None
 
     def advance(self) -> None:
         """One command further."""
+        try:
+            self._advance()
+        except StreamError as error:
+            self.error = error
+
+    def _advance(self) -> None:
         if self._call is None:
             if self._stage.chance.random() < 0.1:
                 self._following = self._begin(self._following.cursor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -30,11 +31,16 @@ class StagedLink(Link):
         super().__init__(url, socket_timeout_s, name)
         self.stage.links.append(self)
         self._left: int | None = None  # replies that still come before the connection is lost
+        self._is_cut = False
         self._unread = 0  # replies of the server that nobody is to see
+        self._asked: deque[Args] = deque()  # whose replies are to be read
 
     def send(self, *commands: Args) -> None:
         """Send; some of it, or the reply to some of it, may be lost."""
         self.stage.point()
+        if self._is_cut:
+            self._lose()
+        self._asked.extend(commands)
         loss = self.stage.losses(len(commands))
         if loss is None:
             super().send(*commands)
@@ -49,20 +55,31 @@ class StagedLink(Link):
 
     def read(self) -> Any:
         """Read a reply, or lose the connection."""
-        if self._left is None:
-            return super().read()
-        if self._left:
-            self._left -= 1
-            return super().read()
+        if self._is_cut:
+            self._lose()
+        if self._left != 0:
+            self._left = None if self._left is None else self._left - 1
+            reply, asked = super().read(), self._asked.popleft()
+            return self.stage.server_time(reply) if asked[0] == b"TIME" else reply
         with contextlib.suppress(LinkError):
             for _ in range(self._unread):  # the server has done it all
                 super().read()
         self._back_off("lost on the stage")
         raise LinkError("lost on the stage")
 
+    def cut(self) -> None:
+        """Lose the connection: what is under way has no reply, and nothing goes out on it any more."""
+        self._is_cut = self.is_connected
+
+    def _lose(self) -> None:
+        self._back_off("cut on the stage")
+        raise LinkError("cut on the stage")
+
     def close(self) -> None:
         """Close."""
+        self._is_cut = False
         self._left, self._unread = None, 0
+        self._asked.clear()
         super().close()
 
     def _back_off(self, reason: str) -> None:

@@ -17,7 +17,9 @@ from headrace.clients.submission import build
 from headrace.worker.errors import StartupError
 from tests.support.chaos_cast import LEASE_S, Caller, Follower, StagedWorker
 from tests.support.chaos_checker import Judgement, Report, judge, require
+from tests.support.chaos_failover import Replica
 from tests.support.chaos_load import Job, make_job
+from tests.support.chaos_oracle import expected
 from tests.support.chaos_stage import Stage
 from tests.support.server import Server
 
@@ -36,6 +38,7 @@ class Script:
     sleeps: int = 0  # freezes
     stops: int = 0  # SIGTERMs
     cancels: int = 0
+    failovers: int = 0
     most_losses: int = 8
     flush_scripts: float = 0.0  # chance at every turn
     destroy_groups: float = 0.0
@@ -43,7 +46,7 @@ class Script:
     @property
     def is_calm(self) -> bool:
         """Whether nobody loses a lease: then every request is begun once, whatever replies are lost."""
-        return not (self.kills or self.sleeps or self.stops or self.destroy_groups)
+        return not (self.kills or self.sleeps or self.stops or self.destroy_groups or self.failovers)
 
 
 @dataclass
@@ -65,7 +68,8 @@ class Play:
         self.keys = Keys(self.prefix, "default")
         self.chance = self.stage.chance
         self._counters: Counter[str] = Counter()
-        self._left = {name: getattr(self.script, name) for name in ("kills", "sleeps", "stops", "cancels")}
+        self._left = {name: getattr(self.script, name) for name in ("kills", "sleeps", "stops", "cancels", "failovers")}
+        self._replica: Replica | None = None
 
     @property
     def _is_calm(self) -> bool:
@@ -111,6 +115,8 @@ class Play:
             self.cancels.append((request_id, caller))
         elif what < 0.15:
             self._time_passes()
+        elif what < 0.18 and self._may_fail_over() and self._take("failovers"):
+            self._fail_over()
         elif chance.random() < script.flush_scripts:
             self.client.script_flush()
         elif chance.random() < script.destroy_groups:
@@ -128,6 +134,22 @@ class Play:
             self.stage.advance(LEASE_S * self.chance.choice((0.1, 0.3, 0.3, 0.7)), self.keys.all_jobs)
         elif self.stage.ahead_s < LEASE_S / 2:  # nothing is to be repaired by a lease that runs out
             self.stage.advance(LEASE_S / 100, self.keys.all_jobs)
+
+    def _may_fail_over(self) -> bool:
+        """Only what workers write is to be lost: that a job is there again is its producer's affair."""
+        return len(self.jobs) == self.script.jobs and all(caller.over for caller in self.callers)
+
+    def _fail_over(self) -> None:
+        """The first time, a replica falls behind; the next time it takes over, and so on in turn."""
+        if self._replica is None:
+            self._replica = Replica(self.client, self.prefix)
+            return
+        self._replica.take_over()
+        self._replica = None
+        for link in self.stage.links:
+            link.cut()
+        for follower in self.followers.values():
+            follower.interrupted()
 
     def _freeze(self, worker: StagedWorker) -> None:
         """It stands still while a lease runs out; the others may find that, or it may wake before they do."""
@@ -170,7 +192,9 @@ class Play:
     def _is_over(self) -> bool:
         if len(self.jobs) < self.script.jobs:
             return False
-        if not all(each.over for each in (*self.callers, *self.followers.values())):
+        # One that has read what a failover took back may wait for it until the stream expires.
+        followers = [] if self.script.failovers else self.followers.values()
+        if not all(each.over for each in (*self.callers, *followers)):
             return False
         return not any(self.client.xlen(key) for key in self.keys.all_jobs)
 
@@ -194,7 +218,12 @@ class Play:
         """All promises, and that readers and cancellers were told the truth."""
         found = judge(self.client, self.prefix, self.jobs)
         for request_id, follower in self.followers.items():
-            _check_follower(request_id, follower, found.reports[request_id])
+            report = found.reports[request_id]
+            if self.script.failovers:
+                _check_beginning(request_id, follower, self.jobs[request_id], report.seed)
+            else:
+                require(follower.error is None, f"{request_id}: a reader was told {follower.error}")
+                _check_follower(request_id, follower, report)
         if self._is_calm:
             again = {name: len(report.attempts) for name, report in found.reports.items() if len(report.attempts) > 1}
             require(not again, f"I10 begun more than once: {again}")
@@ -203,13 +232,26 @@ class Play:
         return found
 
 
-def _check_follower(request_id: str, follower: Follower, report: Report) -> None:
+def _told(follower: Follower) -> tuple[dict[int, list[int]], dict[int, str]]:
+    """What a reader was told: tokens and text per choice."""
     ids: dict[int, list[int]] = {}
     texts: dict[int, str] = {}
     for event in follower.events:
         if isinstance(event, Tokens | Finished):
             ids.setdefault(event.choice, []).extend(event.token_ids)
             texts[event.choice] = texts.get(event.choice, "") + event.text
+    return ids, texts
+
+
+def _check_beginning(request_id: str, follower: Follower, job: Job, seed: int) -> None:
+    """Each token once and in order as far as it came, whatever a failover took back: an error, but no repeat."""
+    for choice, ids in _told(follower)[0].items():
+        want = expected(job, seed, choice).token_ids
+        require(ids == want[: len(ids)] or "seed" not in job, f"{request_id}: a reader was told {ids}, not {want}")
+
+
+def _check_follower(request_id: str, follower: Follower, report: Report) -> None:
+    ids, texts = _told(follower)
     require(
         {index: (each.token_ids, each.text) for index, each in report.choices.items()}
         == {index: (each, texts[index]) for index, each in ids.items()},
