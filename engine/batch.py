@@ -10,6 +10,7 @@ same bits only from some number of rows on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ class Batch:
     token_ids: torch.Tensor  # int64 [num_rows]
     positions: torch.Tensor  # int64 [num_rows], in its sequence
     slots: torch.Tensor  # int64 [num_rows]: block · block_size + offset, or -1
+    last_rows: np.ndarray[Any, np.dtype[np.int64]]  # [sequences], on the CPU: each one's last row
     paging: Paging
 
 
@@ -101,6 +103,7 @@ class BatchBuilder:
             token_ids=tensor(self._token_ids[:rows]),
             positions=tensor(self._positions[:rows]),
             slots=tensor(self._slots[:rows]),
+            last_rows=self._start[1 : count + 1].astype(np.int64) - 1,
             paging=Paging(
                 block_table=tensor(np.ascontiguousarray(self._table[:count, :width])),
                 query_start=tensor(self._start[: count + 1]),

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .stop_strings import StopMatcher
 from .types import Detokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TextChunk:
-    """What a call of `feed` gave."""
+class TextChunk(NamedTuple):
+    """What a call of `feed` gave. A named tuple, since one is made for every token."""
 
     text: str  # whole characters, final; may be empty
     stop: str | None = None  # the stop string found in this call
@@ -42,17 +42,18 @@ class ReplayedText:
 class ChoiceText:
     """Combines a fresh detokenizer and a fresh matcher. Not for use by several threads at once."""
 
-    __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "num_tokens")
+    __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "_stops", "num_tokens")
 
     def __init__(self, detokenizer: Detokenizer, matcher: StopMatcher, min_tokens: int = 0) -> None:
         self._detokenizer = detokenizer
         self._matcher = matcher
+        self._stops = matcher.active
         self._min_tokens = min_tokens
         self.num_tokens = 0  # of the output, as far as it was taken: nothing is after a stop string
 
     def feed(self, token_ids: Sequence[int]) -> TextChunk:
         """Take further sampled ids, all of them, EOS and stop tokens too. After a stop string nothing more is taken."""
-        if not self._matcher.active:
+        if not self._stops:
             self.num_tokens += len(token_ids)
             return TextChunk(self._detokenizer.push(tuple(token_ids)))
         if self._matcher.stop is not None:

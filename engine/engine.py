@@ -31,6 +31,7 @@ from .types import (
     Runner,
     ScheduledRow,
     StepOutput,
+    TokenLogprobs,
 )
 
 __all__ = ["Engine", "RequestRefusedError"]
@@ -139,8 +140,7 @@ class Engine:
         outputs = self._commit(plan, results, started_s)
         self._scheduler.retire(plan.step)
         self.step_count += 1
-        scheduled = tuple((row.sequence.request_id, row.sequence.choice, row.num_tokens) for row in plan.rows)
-        return StepOutput(plan.step, tuple(outputs), scheduled)
+        return StepOutput(plan.step, tuple(outputs), plan.rows)
 
     def stats(self) -> EngineStats:
         """Return a snapshot."""
@@ -173,28 +173,31 @@ class Engine:
 
     def _commit(self, plan: Plan, results: list[RowResult], started_s: float) -> list[ChoiceOutput]:
         outputs: list[ChoiceOutput] = []
+        running, commit = State.RUNNING, self._scheduler.commit  # looked up once: this runs for every token
         for row, result in zip(plan.rows, results, strict=True):
             sequence = row.sequence
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not running:
                 continue  # it ended while its step was in flight: the token is discarded
             live = self._live[sequence.request_id]
             if live.first_scheduled_s == 0.0:
                 live.first_scheduled_s = started_s
+            token_id = result.token_id
             if not result.finite:
                 outputs.append(self._fail(live, sequence, _NUMERIC))
-            elif row.samples and result.token_id is None:
+            elif token_id is None and row.samples:
                 outputs.append(self._fail(live, sequence, _INTERNAL))
             else:
                 if sequence.prompt_logprobs is not None:
                     _gather(sequence, row, result)
-                self._scheduler.commit(row)
-                if result.token_id is not None:
-                    outputs.append(self._append(live, sequence, result.token_id, result))
+                commit(row)
+                if token_id is not None:
+                    outputs.append(self._append(live, sequence, token_id, result.logprobs))
         return outputs
 
-    def _append(self, live: _Live, sequence: Sequence, token_id: int, result: RowResult) -> ChoiceOutput:
-        index = sequence.num_output_tokens
-        sequence.token_ids.append(token_id)
+    def _append(self, live: _Live, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> ChoiceOutput:
+        token_ids = sequence.token_ids
+        index = len(token_ids) - sequence.num_prompt_tokens
+        token_ids.append(token_id)
         finish = finish_after_last(sequence)
         prompt_logprobs = None
         if sequence.prompt_logprobs is not None:
@@ -207,7 +210,7 @@ class Engine:
             sequence.choice,
             index,
             (token_id,),
-            () if result.logprobs is None else (result.logprobs,),
+            () if logprobs is None else (logprobs,),
             prompt_logprobs,
             finish,
             sequence.num_cached_tokens,

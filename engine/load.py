@@ -85,6 +85,8 @@ def load_runner(
         kv_dtype=kv_dtype,
     )
     weights = load_weights(model_dir, model, dtype, torch.device("cpu"), progress)
+    if backend.pack is not None:
+        weights = weights.packed(backend.pack)
     return TorchRunner(model, weights, backend, limits)
 
 

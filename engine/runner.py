@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..kernels.backend import Backend
 from ..kernels.block_copy import copy_blocks
+from ..kernels.embedding import Scores
+from ..kernels.forward import immediately
 from ..kernels.large_pages import zeros_in_large_pages
-from ..kernels.linear import padded_rows, row_multiple
-from ..kernels.lists import bools
+from ..kernels.linear import padded_rows
+from ..kernels.lists import bools, ints
 from .batch import Batch, BatchBuilder
 from .config import ModelConfig
-from .models.decoder import Decoder
-from .sampler import Sampled, Sampler, token_logprobs
+from .models.decoder import Decoder, rotary_table
+from .sampler import Sampler, token_logprobs, wants_only_the_best
 from .types import Plan, RowResult, ScheduledRow, TokenLogprobs
 from .weights import DecoderWeights
 
@@ -51,12 +54,22 @@ class TorchRunner:
         self.block_size = limits.block_size
         self.backend = backend
         self.dtype = weights.embedding.dtype
+        self.weights = weights
         self.on_logits: LogitsHook | None = None
-        device = weights.embedding.device
+        device = weights.embedding.values.device
         shape = (config.num_layers, 2, limits.num_blocks, limits.block_size, config.num_kv_heads, config.head_dim)
         self._cache = zeros_in_large_pages(shape, limits.kv_dtype)
-        self._multiple = row_multiple(weights.layers[0].qkv)
-        self._decoder = Decoder(config, weights, backend, limits.max_model_len)
+        self._multiple = backend.row_multiple(weights.layers[0].qkv)
+        cos_sin = rotary_table(config.rope, config.head_dim, limits.max_model_len).to(device)
+        describe, max_rows = (
+            Decoder(config, weights).describe,
+            padded_rows(limits.max_num_batched_tokens, self._multiple),
+        )
+        self._forward = (
+            backend.record(describe, self._cache, cos_sin, max_rows, self.dtype)
+            if backend.record is not None
+            else immediately(backend, describe, self._cache, cos_sin)
+        )
         self._sampler = Sampler(backend)
         max_blocks = -(-limits.max_model_len // limits.block_size)
         self._builder = BatchBuilder(
@@ -75,65 +88,75 @@ class TorchRunner:
             if plan.copies:
                 copy_blocks(self._cache, plan.copies)
             batch = self._builder.build(plan)
-            hidden = self._decoder.forward(batch, self._cache)
-            finite = _finite_rows(hidden, batch)
-            sampled = self._sample(plan, hidden, batch, finite)
-            return [
-                RowResult(
-                    token_id=sampled[number].token_id if number in sampled else None,
-                    logprobs=sampled[number].logprobs if number in sampled else None,
-                    prompt_logprobs=self._prompt_logprobs(row, hidden, int(batch.paging.query_start[number])),
-                )
-                if finite[number]
-                else RowResult(finite=False)
-                for number, row in enumerate(plan.rows)
-            ]
+            hidden = self._forward(batch)
+            results = self._sample(plan, hidden, batch)
+            for number, row in enumerate(plan.rows):
+                if row.sequence.needs_prompt_logprobs:
+                    begin = int(batch.paging.query_start[number])
+                    results[number] = results[number]._replace(
+                        prompt_logprobs=self._prompt_logprobs(row, hidden, begin)
+                    )
+            for number in _not_finite_rows(hidden, batch):
+                results[number] = RowResult(finite=False)
+            return results
 
     def fill_blocks(self, block_ids: Iterable[int], value: float) -> None:
         """Overwrite whole blocks in every layer. For tests: NaN in every block that nobody owns must change nothing."""
         self._cache[:, :, list(block_ids)] = value
 
-    def _sample(self, plan: Plan, hidden: torch.Tensor, batch: Batch, finite: list[bool]) -> dict[int, Sampled]:
-        """Sample for the rows that ask and are finite; a row whose scores are not is struck from `finite`."""
+    def _sample(self, plan: Plan, hidden: torch.Tensor, batch: Batch) -> list[RowResult]:
+        """Sample for the rows that ask; those that only want their best token come first in the product."""
         asking = [number for number, row in enumerate(plan.rows) if row.samples]
+        results = [RowResult()] * len(plan.rows)
         if not asking:
-            return {}
-        last = batch.paging.query_start[1:][asking].long() - 1
-        logits = self._logits(hidden, last)
+            return results
+        greedy = [n for n in asking if wants_only_the_best(plan.rows[n].sequence)] if self.on_logits is None else []
+        others = sorted(set(asking).difference(greedy))
+        scored = self._score(hidden, batch.last_rows[greedy + others], len(greedy))
         if self.on_logits is not None:
-            self.on_logits(plan, logits)
-        good = torch.isfinite(logits.sum(dim=1))  # one pass; a sum of finite scores does not overflow
-        for number, is_good in zip(asking, bools(good), strict=True):
-            finite[number] &= is_good
-        kept = [at for at, number in enumerate(asking) if finite[number]]
-        if len(kept) < len(asking):
-            asking, logits = [asking[at] for at in kept], logits[kept]
-        sampled = self._sampler.sample(logits, [plan.rows[number].sequence for number in asking]) if asking else []
-        return dict(zip(asking, sampled, strict=True))
+            self.on_logits(plan, scored.scores)
+        finite = bools(scored.finite)
+        for number, token_id in zip(greedy, ints(scored.best), strict=True):
+            results[number] = RowResult(token_id)
+        good = [at for at, is_finite in enumerate(finite[len(greedy) :]) if is_finite]
+        if good:
+            scores = scored.scores if len(good) == len(others) else scored.scores[good]
+            sequences = [plan.rows[others[at]].sequence for at in good]
+            for at, sampled in zip(good, self._sampler.sample(scores, sequences), strict=True):
+                results[others[at]] = RowResult(sampled.token_id, logprobs=sampled.logprobs)
+        for number, is_finite in zip(greedy + others, finite, strict=True):
+            if not is_finite:
+                results[number] = RowResult(finite=False)
+        return results
 
-    def _logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Scores of some rows of hidden states, by int64 index; padded for the product only."""
-        padded = rows.new_zeros(padded_rows(len(rows), self._multiple))
+    def _score(self, hidden: torch.Tensor, rows: np.ndarray[Any, np.dtype[np.int64]], num_best: int = 0) -> Scores:
+        """Score rows of hidden states, the first `num_best` for their best only; padded for the product."""
+        padded = np.zeros(padded_rows(len(rows), self._multiple), np.int64)
         padded[: len(rows)] = rows
-        return self._decoder.logits(hidden.index_select(0, padded))[: len(rows)]
+        found = self.backend.score(hidden, torch.as_tensor(padded, device=hidden.device), self.weights.output, num_best)
+        return Scores(found.best, found.scores[: len(rows) - num_best], found.finite[: len(rows)])
 
     def _prompt_logprobs(self, row: ScheduledRow, hidden: torch.Tensor, begin: int) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of the prompt tokens that follow this row's positions, in slices."""
         sequence, count = row.sequence, row.sequence.options.prompt_logprobs
-        if count is None or not sequence.needs_prompt_logprobs:
+        if count is None:
             return ()
         found: list[TokenLogprobs] = []
         end = min(row.start + row.num_tokens, sequence.num_prompt_tokens - 1)
         for start in range(row.start, end, PROMPT_LOGPROB_ROWS):
             stop = min(start + PROMPT_LOGPROB_ROWS, end)
             targets = sequence.token_ids[start + 1 : stop + 1]
-            rows = torch.arange(begin + start - row.start, begin + stop - row.start, device=hidden.device)
-            found += token_logprobs(self._logits(hidden, rows), targets, [count] * len(targets))
+            rows = np.arange(begin + start - row.start, begin + stop - row.start)
+            found += token_logprobs(self._score(hidden, rows).scores, targets, [count] * len(targets))
         return tuple(found)
 
 
-def _finite_rows(hidden: torch.Tensor, batch: Batch) -> list[bool]:
-    """For each sequence, whether the hidden states of all its positions in this step are finite."""
-    finite = torch.isfinite(hidden[: batch.num_tokens]).all(dim=1).cpu().numpy()
-    per_row: list[bool] = np.logical_and.reduceat(finite, batch.paging.query_start[:-1].cpu().numpy()).tolist()
-    return per_row
+def _not_finite_rows(hidden: torch.Tensor, batch: Batch) -> list[int]:
+    """Sequences with a hidden state in this step that is not finite."""
+    live = hidden[: batch.num_tokens]
+    if bool(torch.isfinite(live.sum(dtype=torch.float32))):
+        return []  # a sum that is finite has only finite terms
+    finite = torch.isfinite(live).all(dim=1).cpu().numpy()
+    starts = batch.paging.query_start[:-1].cpu().numpy()
+    bad: list[int] = np.flatnonzero(~np.logical_and.reduceat(finite, starts)).tolist()
+    return bad

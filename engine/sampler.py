@@ -79,6 +79,12 @@ def _signed(seed: int) -> int:
     return low - (1 << 64) if low >> 63 else low
 
 
+def wants_only_the_best(sequence: Sequence) -> bool:
+    """Whether the next token is the one with the best score, and nothing else is asked of the scores."""
+    o = sequence.options
+    return o.temperature == 0.0 and o.logprobs is None and not _asks_for_adjustment(sequence)
+
+
 def _asks_for_adjustment(sequence: Sequence) -> bool:
     o = sequence.options
     penalised = o.repetition_penalty != 1.0 or o.presence_penalty != 0.0 or o.frequency_penalty != 0.0

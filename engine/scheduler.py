@@ -115,15 +115,15 @@ class Scheduler:
 
         Call it before the sampled token is appended: a choice that waits for this prompt is forked here.
         """
-        sequence = row.sequence
-        computed = sequence.num_computed_tokens = row.start + row.num_tokens
+        sequence, start, num_tokens, samples = row
+        computed = sequence.num_computed_tokens = start + num_tokens
         if computed >= (len(sequence.chain) + 1) * self.blocks.block_size:
             self.blocks.enter(sequence)
         # A decode stays one; a prefill becomes one when it samples, or if a single token is left to it.
-        if not row.samples:
+        if not samples:
             if sequence.num_tokens - computed == 1:
                 self.running.turn_to_decode(sequence)
-        elif row.num_tokens > 1:
+        elif num_tokens > 1:
             self.running.turn_to_decode(sequence)
         if self.line.led and computed >= sequence.num_prompt_tokens and self.line.leads(sequence):
             self._fork(sequence)

@@ -31,8 +31,8 @@ def max_len_of(options: SamplingOptions, prompt_len: int, max_model_len: int) ->
 
 def finish_after_last(sequence: Sequence) -> Finish | None:
     """Return how the newest token of a sequence ends it, None if it does not."""
-    num_tokens = len(sequence.token_ids)
-    token_id = sequence.token_ids[-1]
+    token_ids = sequence.token_ids
+    num_tokens, token_id = len(token_ids), token_ids[-1]
     if token_id in sequence.stop_ids and num_tokens > sequence.min_stop_len:
         return Finish("stop", stop=token_id)
     return _LENGTH if num_tokens >= sequence.max_len else None

@@ -149,7 +149,12 @@ class StepOutput:
 
     step: int
     outputs: tuple[ChoiceOutput, ...]
-    scheduled: tuple[tuple[str, int, int], ...]  # (request id, choice, tokens computed) per row
+    rows: tuple[ScheduledRow, ...]  # what ran; of its sequences only what never changes may be read
+
+    @property
+    def scheduled(self) -> tuple[tuple[str, int, int], ...]:
+        """(request id, choice, tokens computed) per row."""
+        return tuple((row.sequence.request_id, row.sequence.choice, row.num_tokens) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)

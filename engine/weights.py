@@ -7,13 +7,14 @@ Pickles are refused: opening one runs whatever code is in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ..kernels.matrix import Matrix, new_matrix
 from .config import ModelConfig, read_json
 from .errors import UnsupportedModelError, WeightsError
 
@@ -27,14 +28,14 @@ class LayerWeights:
     """One layer. Projections are [outputs, inputs], as torch's `linear` takes them; a bias is None if there is none."""
 
     input_norm: torch.Tensor  # [hidden]
-    qkv: torch.Tensor  # [(heads + 2·kv_heads)·head_dim, hidden]
+    qkv: Matrix  # [(heads + 2·kv_heads)·head_dim, hidden]
     qkv_bias: torch.Tensor | None
-    out: torch.Tensor  # [hidden, heads·head_dim]
+    out: Matrix  # [hidden, heads·head_dim]
     out_bias: torch.Tensor | None
     mlp_norm: torch.Tensor  # [hidden]
-    gate_up: torch.Tensor  # [2·intermediate, hidden], the gate's rows first
+    gate_up: Matrix  # [2·intermediate, hidden], the gate's rows first
     gate_up_bias: torch.Tensor | None
-    down: torch.Tensor  # [hidden, intermediate]
+    down: Matrix  # [hidden, intermediate]
     down_bias: torch.Tensor | None
 
 
@@ -42,23 +43,35 @@ class LayerWeights:
 class DecoderWeights:
     """A whole decoder; all of one dtype on one device."""
 
-    embedding: torch.Tensor  # [vocab, hidden]
+    embedding: Matrix  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor  # [hidden]
-    output: torch.Tensor  # [vocab, hidden]; the embedding itself where they are tied
+    output: Matrix  # [vocab, hidden]; the embedding itself where they are tied
 
     @property
     def num_bytes(self) -> int:
         """Memory that the weights take."""
-        tensors = [self.embedding, self.final_norm]
-        tensors += [] if self.output is self.embedding else [self.output]
-        for layer in self.layers:
-            tensors += [t for t in _fields(layer) if t is not None]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        parts = [part for layer in self.layers for part in _fields(layer)]
+        matrices = [part for part in (self.embedding, *parts) if isinstance(part, Matrix)]
+        matrices += [] if self.output is self.embedding else [self.output]
+        vectors = [part for part in (self.final_norm, *parts) if isinstance(part, torch.Tensor)]
+        return sum(matrix.num_bytes for matrix in matrices) + sum(vector.nbytes for vector in vectors)
+
+    def packed(self, pack: Callable[[Matrix], Matrix]) -> DecoderWeights:
+        """The same weights with every matrix as `pack` gives it, which may take the place of its argument."""
+        embedding = pack(self.embedding)
+        layers = tuple(replace(layer, **_packed_fields(layer, pack)) for layer in self.layers)
+        output = embedding if self.output is self.embedding else pack(self.output)
+        return DecoderWeights(embedding, layers, self.final_norm, output)
 
 
-def _fields(layer: LayerWeights) -> tuple[torch.Tensor | None, ...]:
+def _fields(layer: LayerWeights) -> tuple[Matrix | torch.Tensor | None, ...]:
     return tuple(getattr(layer, name) for name in LayerWeights.__slots__)
+
+
+def _packed_fields(layer: LayerWeights, pack: Callable[[Matrix], Matrix]) -> dict[str, Any]:
+    pairs = zip(LayerWeights.__slots__, _fields(layer), strict=True)
+    return {name: pack(part) for name, part in pairs if isinstance(part, Matrix)}
 
 
 def allocate(
@@ -70,32 +83,44 @@ def allocate(
     """
     views: dict[str, torch.Tensor] = {}
 
-    def new(*shape: int, **parts: int) -> torch.Tensor:
-        """One tensor of several checkpoint tensors stacked along its first dimension: name to number of rows."""
-        whole = torch.empty(shape, dtype=dtype, device=device)
+    def matrix(inputs: int, **parts: int) -> Matrix:
+        """One matrix of several checkpoint tensors stacked along its outputs: name to number of outputs."""
+        whole = new_matrix(sum(parts.values()), inputs, dtype, device)
+        views.update(zip(parts, torch.split(whole.plain, list(parts.values())), strict=True))
+        return whole
+
+    def vector(**parts: int) -> torch.Tensor:
+        """The same for vectors."""
+        whole = torch.empty(sum(parts.values()), dtype=dtype, device=device)
         views.update(zip(parts, torch.split(whole, list(parts.values())), strict=True))
         return whole
 
-    embedding = new(config.vocab_size, config.hidden_size, **{"model.embed_tokens.weight": config.vocab_size})
+    new = _New(matrix, vector)
+    embedding = matrix(config.hidden_size, **{"model.embed_tokens.weight": config.vocab_size})
     layers = tuple(_allocate_layer(config, f"model.layers.{i}.", new) for i in range(config.num_layers))
-    final_norm = new(config.hidden_size, **{"model.norm.weight": config.hidden_size})
+    final_norm = vector(**{"model.norm.weight": config.hidden_size})
     output = embedding
     if not config.tie_word_embeddings:
-        output = new(config.vocab_size, config.hidden_size, **{"lm_head.weight": config.vocab_size})
+        output = matrix(config.hidden_size, **{"lm_head.weight": config.vocab_size})
     return DecoderWeights(embedding, layers, final_norm, output), views
 
 
-def _allocate_layer(config: ModelConfig, at: str, new: Callable[..., torch.Tensor]) -> LayerWeights:
+@dataclass(frozen=True, slots=True)
+class _New:
+    """How to make weights of checkpoint tensors that are stacked: name to number of outputs."""
+
+    matrix: Callable[..., Matrix]  # (inputs, **parts)
+    vector: Callable[..., torch.Tensor]  # (**parts)
+
+
+def _allocate_layer(config: ModelConfig, at: str, new: _New) -> LayerWeights:
     hidden, middle = config.hidden_size, config.intermediate_size
     query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention, mlp = at + "self_attn.", at + "mlp."
 
-    def fused(
-        prefix: str, rows: Mapping[str, int], inputs: int, bias: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        total = sum(rows.values())
-        weight = new(total, inputs, **{f"{prefix}{name}.weight": count for name, count in rows.items()})
-        return weight, new(total, **{f"{prefix}{name}.bias": n for name, n in rows.items()}) if bias else None
+    def fused(prefix: str, rows: Mapping[str, int], inputs: int, bias: bool) -> tuple[Matrix, torch.Tensor | None]:
+        weight = new.matrix(inputs, **{f"{prefix}{name}.weight": count for name, count in rows.items()})
+        return weight, new.vector(**{f"{prefix}{name}.bias": n for name, n in rows.items()}) if bias else None
 
     qkv_rows = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
     qkv, qkv_bias = fused(attention, qkv_rows, hidden, config.attention_bias)
@@ -103,12 +128,12 @@ def _allocate_layer(config: ModelConfig, at: str, new: Callable[..., torch.Tenso
     gate_up, gate_up_bias = fused(mlp, {"gate_proj": middle, "up_proj": middle}, hidden, config.mlp_bias)
     down, down_bias = fused(mlp, {"down_proj": hidden}, middle, config.mlp_bias)
     return LayerWeights(
-        input_norm=new(hidden, **{at + "input_layernorm.weight": hidden}),
+        input_norm=new.vector(**{at + "input_layernorm.weight": hidden}),
         qkv=qkv,
         qkv_bias=qkv_bias,
         out=out,
         out_bias=out_bias,
-        mlp_norm=new(hidden, **{at + "post_attention_layernorm.weight": hidden}),
+        mlp_norm=new.vector(**{at + "post_attention_layernorm.weight": hidden}),
         gate_up=gate_up,
         gate_up_bias=gate_up_bias,
         down=down,

@@ -1,6 +1,6 @@
 """The set of operations for a device, chosen once.
 
-cpu      the compiled C++ library; products through torch
+cpu      the compiled C++ library
 torch    the plain torch references, on any device
 """
 
@@ -16,10 +16,14 @@ import torch
 from . import attention, rms_norm, rotary, silu_mul
 from .cpu.build import library_path
 from .cpu.library import CpuLibrary
+from .embedding import Scores
 from .embedding import embedding as torch_embedding
-from .embedding import logits as torch_logits
+from .embedding import score as torch_score
 from .errors import BackendError, BuildError
+from .forward import Describe, Run
 from .linear import linear as torch_linear
+from .linear import row_multiple
+from .matrix import Matrix
 from .sample import SampleParameters, sample
 
 CHOICES = ("auto", "cpu", "torch")
@@ -43,12 +47,22 @@ class PagedAttention(Protocol):
         ...
 
 
+class Record(Protocol):
+    """`cpu.program.record` without its first argument."""
+
+    def __call__(
+        self, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int, dtype: torch.dtype
+    ) -> Run:
+        """Record a forward pass."""
+        ...
+
+
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Operations, each described in the file of its name."""
+    """Operations, each described in the file of its name, and what goes with them."""
 
     name: str
     paged_attention: PagedAttention
@@ -57,9 +71,12 @@ class Backend:
     rotate_and_store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SampleParameters], Tensor]
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = torch_linear
-    embedding: Callable[[Tensor, Tensor], Tensor] = torch_embedding
-    logits: Callable[[Tensor, Tensor], Tensor] = torch_logits
+    linear: Callable[[Tensor, Matrix, Tensor | None], Tensor] = torch_linear
+    embedding: Callable[[Tensor, Matrix], Tensor] = torch_embedding
+    score: Callable[[Tensor, Tensor, Matrix, int], Scores] = torch_score
+    pack: Callable[[Matrix], Matrix] | None = None  # bring a matrix into the form that products read, once, in place
+    record: Record | None = None  # make one call of a forward pass; None: operation by operation
+    row_multiple: Callable[[Matrix], int] = row_multiple  # what to pad rows to, so that neighbours change no bit
     reason: str = ""  # why "auto" did not choose the compiled library
 
 
@@ -78,7 +95,7 @@ def torch_backend(reason: str = "") -> Backend:
 
 
 def cpu_backend(library: CpuLibrary) -> Backend:
-    """The compiled library for everything but products."""
+    """The compiled library for everything."""
     return Backend(
         name="cpu",
         paged_attention=library.paged_attention,
@@ -87,6 +104,12 @@ def cpu_backend(library: CpuLibrary) -> Backend:
         rotate_and_store=library.rotate_and_store,
         silu_mul=library.silu_mul,
         sample=library.sample,
+        linear=library.linear,
+        embedding=library.embedding,
+        score=library.score,
+        pack=library.pack,
+        record=library.record,
+        row_multiple=lambda _matrix: 1,
     )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from .matrix import Matrix
+
 ROW_MULTIPLES = (4, 8, 16, 32, 64)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Give x · weightᵀ + bias: x [rows, inputs], weight [outputs, inputs], bias [outputs] or None, all of one dtype.
 
     A row's bits do not depend on the other rows as long as the number of rows is a multiple of `row_multiple`.
     """
-    return functional.linear(x, weight, bias)
+    return functional.linear(x, weight.plain, bias)
 
 
 def padded_rows(rows: int, multiple: int) -> int:
@@ -21,8 +23,8 @@ def padded_rows(rows: int, multiple: int) -> int:
     return max(1, -(-rows // multiple)) * multiple
 
 
-def row_multiple(weight: torch.Tensor) -> int:
-    """The row count to pad to, so that products with weights like this one give a row the same bits in any batch.
+def row_multiple(matrix: Matrix) -> int:
+    """The row count to pad to, so that torch's products with a matrix like this one give a row the same bits always.
 
     Found by trying, because it is a property of the library underneath: MKL's float32 products compute up to three
     rows, and shares of up to three rows of a thread, by another routine than four and more (the same for 1 to 16
@@ -32,7 +34,7 @@ def row_multiple(weight: torch.Tensor) -> int:
     Raises:
         ArithmeticError: no row count up to 64 keeps a row's bits here.
     """
-    inputs = weight.shape[1]
+    inputs, weight = matrix.inputs, matrix.plain
     sample = weight[: 64 + len(weight) % 64].contiguous()  # an odd number of outputs stays odd
     x = torch.randn((192, inputs), generator=torch.Generator().manual_seed(0)).to(weight)
     whole = functional.linear(x, sample)

@@ -10,56 +10,41 @@ import math
 
 import torch
 
-from ...kernels.backend import Backend
-from ..batch import Batch
+from ...kernels.forward import Forward, T
 from ..config import ModelConfig, RopeConfig
 from ..weights import DecoderWeights, LayerWeights
 
 
 class Decoder:
-    """Turns a batch into hidden states, and hidden states into scores. Holds no state but its weights.
+    """Describes how a step's token ids become hidden states. Holds no state but its weights.
 
-    The keys and values live in the cache that `forward` is given and writes.
+    The keys and values live in the cache of whoever does the operations.
     """
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, backend: Backend, max_model_len: int) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
         self.weights = weights
-        self.ops = backend
-        self.cos_sin = rotary_table(config.rope, config.head_dim, max_model_len).to(weights.embedding.device)
 
-    def forward(self, batch: Batch, cache: torch.Tensor) -> torch.Tensor:
-        """Compute the batch's tokens and write their keys and values.
-
-        cache is [layers, 2, num_blocks, block_size, kv_heads, head_dim], keys first. Result: the final norm's output,
-        [batch.num_rows, hidden]; rows from batch.num_tokens on are padding.
-        """
-        ops, weights, eps = self.ops, self.weights, self.config.rms_norm_eps
-        residual = ops.embedding(batch.token_ids, weights.embedding)
+    def describe(self, ops: Forward[T]) -> T:
+        """Call the operations of one pass; give the final norm's output, [rows, hidden]."""
+        weights, eps = self.weights, self.config.rms_norm_eps
+        residual = ops.embedding(weights.embedding)
         normed = ops.rms_norm(residual, weights.layers[0].input_norm, eps)
         for number, layer in enumerate(weights.layers):
-            attended = self._attention(normed, layer, batch, cache[number, 0], cache[number, 1])
+            attended = self._attention(ops, normed, layer, number)
             normed, residual = ops.add_rms_norm(attended, residual, layer.mlp_norm, eps)
             gated = ops.silu_mul(ops.linear(normed, layer.gate_up, layer.gate_up_bias))
+            fed = ops.linear(gated, layer.down, layer.down_bias)
             last = number + 1 == len(weights.layers)
             next_norm = weights.final_norm if last else weights.layers[number + 1].input_norm
-            normed, residual = ops.add_rms_norm(
-                ops.linear(gated, layer.down, layer.down_bias), residual, next_norm, eps
-            )
+            normed, residual = ops.add_rms_norm(fed, residual, next_norm, eps)
         return normed
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Give float32 scores [rows, vocab] for hidden states [rows, hidden]."""
-        return self.ops.logits(hidden, self.weights.output)
-
-    def _attention(
-        self, x: torch.Tensor, layer: LayerWeights, batch: Batch, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
-        ops = self.ops
+    def _attention(self, ops: Forward[T], x: T, layer: LayerWeights, number: int) -> T:
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-        query = ops.rotate_and_store(qkv, batch.positions, self.cos_sin, keys, values, batch.slots)
-        seen = ops.paged_attention(query, keys, values, batch.paging, self.config.scale)
-        return ops.linear(seen.view(len(x), -1), layer.out, layer.out_bias)
+        query = ops.rotate_and_store(qkv, number)
+        seen = ops.paged_attention(query, number, self.config.scale)
+        return ops.linear(seen, layer.out, layer.out_bias)
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, max_len: int) -> torch.Tensor:

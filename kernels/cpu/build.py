@@ -18,14 +18,14 @@ from pathlib import Path
 
 from ..errors import BuildError
 
-UNITS = ("paged_attention.cpp", "elementwise.cpp", "sample.cpp")
-SHARED = ("simd.cpp",)  # included by the units
+UNITS = ("product.cpp", "paged_attention.cpp", "elementwise.cpp", "sample.cpp", "program.cpp")
+SHARED = ("simd.cpp", "team.h", "ops.h", "product.h")  # included by the units
 COMPILERS = ("g++", "clang++", "c++")
 # No contraction by the compiler: what is fused is written so, and every copy of a loop then rounds alike.
 FLAGS = (
     "-O3",
     "-march=native",
-    "-std=c++17",
+    "-std=c++20",
     "-fopenmp",
     "-ffp-contract=off",
     "-fno-math-errno",

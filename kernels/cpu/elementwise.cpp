@@ -1,19 +1,15 @@
 // The operations between the matrix products: norm, rotary embedding with the store into the cache, gated activation.
 // See rms_norm.py, rotary.py and silu_mul.py for their meaning; arithmetic is float32 and each row stands alone.
+#include "ops.h"
 #include "simd.cpp"
 
 #include <cmath>
 
 namespace {
 
-constexpr int64_t WORTH_A_WAKE = 32768;  // values; with fewer, waking threads takes longer than the work
+constexpr int64_t SHARE = 8192;  // values of a share; with fewer, handing out takes longer than the work
 
-// One or all: libgomp ends the threads that a smaller team leaves over, and starting them again is dear.
-inline int threads_for(int64_t values, int threads) { return values < WORTH_A_WAKE ? 1 : threads; }
-
-// The sum as the result's type holds it: float32 as it is, bfloat16 after rounding.
-template <typename T> inline vf rounded(vf x) { T t[LANES]; store(t, x); return load(t); }
-template <> inline vf rounded<float>(vf x) { return x; }
+inline int64_t rows_of_share(int64_t width) { return std::max<int64_t>(1, SHARE / width); }
 
 template <typename T>
 void norm_row(const T* x, const T* residual, const T* weight, T* out, T* total, int64_t hidden, float eps) {
@@ -33,12 +29,12 @@ void norm_row(const T* x, const T* residual, const T* weight, T* out, T* total, 
 }
 
 template <typename T>
-void norm(const T* x, const T* residual, const T* weight, T* out, T* total, int64_t rows, int64_t hidden, float eps,
-          int threads) {
-#pragma omp parallel for num_threads(threads_for(rows * hidden, threads))
-  for (int64_t r = 0; r < rows; r++)
-    norm_row(x + r * hidden, residual ? residual + r * hidden : nullptr, weight, out + r * hidden,
-             total ? total + r * hidden : nullptr, hidden, eps);
+void norm_rows(Member& member, const Norm& n) {
+  member.each(n.rows, rows_of_share(n.hidden), [&](int64_t r) {
+    const int64_t at = r * n.hidden;
+    norm_row((const T*)n.x + at, n.residual ? (const T*)n.residual + at : nullptr, (const T*)n.weight, (T*)n.out + at,
+             n.total ? (T*)n.total + at : nullptr, n.hidden, n.eps);
+  });
 }
 
 // One head of `half` pairs. Products are rounded before they are added, as in the reference.
@@ -54,61 +50,59 @@ void rotate(const F* from, T* to, const float* cos, const float* sin, int64_t ha
 }
 
 template <typename F, typename T>
-void rotate_and_store(const F* qkv, const int64_t* positions, const float* cos_sin, T* k_cache, T* v_cache,
-                      const int64_t* slots, F* query, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                      int threads) {
-  const int64_t half = head_dim / 2, row = (heads + 2 * kv_heads) * head_dim, cached = kv_heads * head_dim;
-#pragma omp parallel for num_threads(threads_for(rows * row, threads))
-  for (int64_t r = 0; r < rows; r++) {
-    const float *cos = cos_sin + positions[r] * head_dim, *sin = cos + half;
-    const F *from = qkv + r * row, *key = from + heads * head_dim, *value = key + cached;
-    for (int64_t h = 0; h < heads; h++)
-      rotate(from + h * head_dim, query + (r * heads + h) * head_dim, cos, sin, half);
-    if (slots[r] < 0) continue;
-    for (int64_t h = 0; h < kv_heads; h++)
-      rotate(key + h * head_dim, k_cache + slots[r] * cached + h * head_dim, cos, sin, half);
-    for (int64_t i = 0; i < cached; i += LANES)
-      store_upto(v_cache + slots[r] * cached + i, load_upto(value + i, cached - i), cached - i);
-  }
+void rotate_rows(Member& member, const Rotation& a) {
+  const int64_t head_dim = a.head_dim, half = head_dim / 2, cached = a.kv_heads * head_dim;
+  const int64_t row = (a.heads + 2 * a.kv_heads) * head_dim;
+  member.each(a.rows, rows_of_share(row), [&](int64_t r) {
+    const float *cos = a.cos_sin + a.positions[r] * head_dim, *sin = cos + half;
+    const F *from = (const F*)a.qkv + r * row, *key = from + a.heads * head_dim, *value = key + cached;
+    for (int64_t h = 0; h < a.heads; h++)
+      rotate(from + h * head_dim, (F*)a.query + (r * a.heads + h) * head_dim, cos, sin, half);
+    const int64_t slot = a.slots[r];
+    if (slot < 0) return;
+    T *keys = (T*)a.k_cache + slot * cached, *values = (T*)a.v_cache + slot * cached;
+    for (int64_t h = 0; h < a.kv_heads; h++) rotate(key + h * head_dim, keys + h * head_dim, cos, sin, half);
+    for (int64_t i = 0; i < cached; i += LANES) store_upto(values + i, load_upto(value + i, cached - i), cached - i);
+  });
 }
 
 template <typename T>
-void silu_mul(const T* gate_up, T* out, int64_t rows, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads_for(rows * width * 4, threads))
-  for (int64_t r = 0; r < rows; r++) {
-    const T *gate = gate_up + 2 * r * width, *up = gate + width;
-    for (int64_t i = 0; i < width; i += LANES) {
-      const vf g = load_upto(gate + i, width - i);
-      store_upto(out + r * width + i, g / (1.f + exp(-g)) * load_upto(up + i, width - i), width - i);
+void gate_rows(Member& member, const Gate& g) {
+  member.each(g.rows, rows_of_share(2 * g.width), [&](int64_t r) {
+    const T *gate = (const T*)g.gate_up + 2 * r * g.width, *up = gate + g.width;
+    for (int64_t i = 0; i < g.width; i += LANES) {
+      const int64_t left = g.width - i;
+      store_upto((T*)g.out + r * g.width + i, silu(load_upto(gate + i, left)) * load_upto(up + i, left), left);
     }
-  }
+  });
 }
 
 }  // namespace
 
-// `bf16` says the type of all activations and weights: bfloat16, or float32; `cache_bf16` that of the KV cache.
-extern "C" void headrace_rms_norm(const void* x, const void* residual, const void* weight, void* out, void* total,
-                                  int64_t rows, int64_t hidden, float eps, int bf16, int threads) {
-  if (bf16)
-    norm((const uint16_t*)x, (const uint16_t*)residual, (const uint16_t*)weight, (uint16_t*)out, (uint16_t*)total, rows,
-         hidden, eps, threads);
-  else
-    norm((const float*)x, (const float*)residual, (const float*)weight, (float*)out, (float*)total, rows, hidden, eps,
-         threads);
+void norm(Member& member, const Norm& n) { n.bf16 ? norm_rows<uint16_t>(member, n) : norm_rows<float>(member, n); }
+
+void rotate_and_store(Member& member, const Rotation& r) {
+  if (r.bf16) r.cache_bf16 ? rotate_rows<uint16_t, uint16_t>(member, r) : rotate_rows<uint16_t, float>(member, r);
+  else r.cache_bf16 ? rotate_rows<float, uint16_t>(member, r) : rotate_rows<float, float>(member, r);
 }
 
-extern "C" void headrace_rotate_and_store(const void* qkv, const int64_t* positions, const float* cos_sin, void* k_cache,
-                                          void* v_cache, const int64_t* slots, void* query, int64_t rows, int64_t heads,
-                                          int64_t kv_heads, int64_t head_dim, int bf16, int cache_bf16, int threads) {
-#define RUN(F, T)                                                                                                     \
-  rotate_and_store((const F*)qkv, positions, cos_sin, (T*)k_cache, (T*)v_cache, slots, (F*)query, rows, heads, kv_heads, \
-                   head_dim, threads)
-  if (bf16) { if (cache_bf16) RUN(uint16_t, uint16_t); else RUN(uint16_t, float); }
-  else { if (cache_bf16) RUN(float, uint16_t); else RUN(float, float); }
-#undef RUN
+void silu_mul(Member& member, const Gate& g) { g.bf16 ? gate_rows<uint16_t>(member, g) : gate_rows<float>(member, g); }
+
+// One operation by itself. With little to do, waking threads takes longer than the work.
+namespace {
+constexpr int64_t WORTH_A_WAKE = 32768;  // values
+inline int threads_for(int64_t values, int threads) { return values < WORTH_A_WAKE ? 1 : threads; }
+}  // namespace
+
+extern "C" void headrace_norm(const Norm* n, int threads) {
+  with_team(threads_for(n->rows * n->hidden, threads), [&](Member& member) { norm(member, *n); });
 }
 
-extern "C" void headrace_silu_mul(const void* gate_up, void* out, int64_t rows, int64_t width, int bf16, int threads) {
-  if (bf16) silu_mul((const uint16_t*)gate_up, (uint16_t*)out, rows, width, threads);
-  else silu_mul((const float*)gate_up, (float*)out, rows, width, threads);
+extern "C" void headrace_rotate_and_store(const Rotation* r, int threads) {
+  const int64_t values = r->rows * (r->heads + 2 * r->kv_heads) * r->head_dim;
+  with_team(threads_for(values, threads), [&](Member& member) { rotate_and_store(member, *r); });
+}
+
+extern "C" void headrace_silu_mul(const Gate* g, int threads) {
+  with_team(threads_for(g->rows * g->width * 4, threads), [&](Member& member) { silu_mul(member, *g); });
 }

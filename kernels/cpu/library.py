@@ -7,22 +7,34 @@ during a call.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ..attention import Paging
+from ..embedding import Scores
+from ..forward import Describe, Run
+from ..matrix import Matrix
 from ..sample import SampleParameters
+from .program import record
+from .structs import Attention, Gate, MatrixPointer, Norm, Operation, Product, Rotation, ScoresCall, Step
 
 TYPES = (torch.float32, torch.bfloat16)
-_POINTER, _INT64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_AT, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_POINTER = ctypes.POINTER
 _SIGNATURES = {
-    "headrace_paged_attention": [_POINTER] * 7 + [_INT64] * 8 + [_FLOAT] * 2 + [_INT] * 3,
-    "headrace_rms_norm": [_POINTER] * 5 + [_INT64] * 2 + [_FLOAT] + [_INT] * 2,
-    "headrace_rotate_and_store": [_POINTER] * 7 + [_INT64] * 4 + [_INT] * 3,
-    "headrace_silu_mul": [_POINTER] * 2 + [_INT64] * 2 + [_INT] * 2,
-    "headrace_sample": [_POINTER] * 9 + [_INT64] * 2 + [_INT],
-    "headrace_token_words": [_INT64] * 3 + [_POINTER, _INT64, _POINTER],
+    "headrace_norm": [_POINTER(Norm), _INT],
+    "headrace_rotate_and_store": [_POINTER(Rotation), _INT],
+    "headrace_silu_mul": [_POINTER(Gate), _INT],
+    "headrace_paged_attention": [_POINTER(Attention), _INT],
+    "headrace_pack": [_POINTER(MatrixPointer), _INT],
+    "headrace_product": [_POINTER(Product), _INT, _INT],
+    "headrace_rows": [_POINTER(MatrixPointer), _AT, _INT64, _AT, _INT],
+    "headrace_scores": [_POINTER(ScoresCall), _INT],
+    "headrace_run": [_POINTER(Operation), _INT64, _POINTER(Step), _INT],
+    "headrace_sample": [_AT] * 9 + [_INT64] * 2 + [_INT],
+    "headrace_token_words": [_INT64] * 3 + [_AT, _INT64, _AT],
 }
 
 
@@ -37,6 +49,56 @@ class CpuLibrary:
         for name, arguments in _SIGNATURES.items():
             function = getattr(self._library, name)
             function.argtypes, function.restype = arguments, None
+
+    def record(
+        self, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int, dtype: torch.dtype
+    ) -> Run:
+        """`program.record`."""
+        return record(self._library.headrace_run, describe, cache, cos_sin, max_rows, dtype)
+
+    def pack(self, matrix: Matrix) -> Matrix:
+        """Bring a matrix into panels, where it lies: the argument is of no use afterwards."""
+        self._library.headrace_pack(_matrix(matrix), torch.get_num_threads())
+        return replace(matrix, in_panels=True)
+
+    def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`linear.linear`."""
+        out = torch.empty((len(x), weight.outputs), dtype=x.dtype)
+        self._library.headrace_product(self._product(x, weight, bias, out), 0, torch.get_num_threads())
+        return out
+
+    def linear_silu_mul(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`linear.linear`, then `silu_mul.silu_mul`; half of the outputs must be whole panels."""
+        out = torch.empty((len(x), weight.outputs // 2), dtype=x.dtype)
+        self._library.headrace_product(self._product(x, weight, bias, out), 1, torch.get_num_threads())
+        return out
+
+    def _product(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, out: torch.Tensor) -> Product:
+        if not weight.in_panels or x.shape[1] != weight.inputs:
+            raise TypeError(f"expected a matrix in panels with {x.shape[1]} inputs, got {weight.inputs}")
+        return Product(_at(x, weight.dtype), _matrix(weight), _at(bias, x.dtype), out.data_ptr(), len(x))
+
+    def embedding(self, token_ids: torch.Tensor, table: Matrix) -> torch.Tensor:
+        """`embedding.embedding`."""
+        out = torch.empty((len(token_ids), table.inputs), dtype=table.dtype)
+        self._library.headrace_rows(
+            _matrix(table), _at(token_ids, torch.int64), len(token_ids), out.data_ptr(), torch.get_num_threads()
+        )
+        return out
+
+    def score(self, hidden: torch.Tensor, rows: torch.Tensor, output: Matrix, num_best: int = 0) -> Scores:
+        """`embedding.score`."""
+        made = Scores(
+            best=torch.empty(num_best, dtype=torch.int64),
+            scores=torch.empty((len(rows) - num_best, output.outputs), dtype=torch.float32),
+            finite=torch.empty(len(rows), dtype=torch.bool),
+        )
+        call = ScoresCall(
+            _at(hidden, output.dtype), _at(rows, torch.int64), len(rows), num_best, _matrix(output),
+            made.scores.data_ptr(), made.best.data_ptr(), made.finite.data_ptr(),
+        )  # fmt: skip
+        self._library.headrace_scores(call, torch.get_num_threads())
+        return made
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """`rms_norm.rms_norm`."""
@@ -61,10 +123,11 @@ class CpuLibrary:
         total: torch.Tensor | None,
         eps: float,
     ) -> None:
-        self._library.headrace_rms_norm(
+        call = Norm(
             _at(x, x.dtype), _at(residual, x.dtype), _at(weight, x.dtype), _at(out, x.dtype), _at(total, x.dtype),
-            x.shape[0], x.shape[1], eps, _is_bf16(x), torch.get_num_threads(),
+            *x.shape, eps, _is_bf16(x),
         )  # fmt: skip
+        self._library.headrace_norm(call, torch.get_num_threads())
 
     def rotate_and_store(
         self,
@@ -79,11 +142,12 @@ class CpuLibrary:
         kv_heads, head_dim = k_cache.shape[-2:]
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         query = torch.empty((len(qkv), heads, head_dim), dtype=qkv.dtype)
-        self._library.headrace_rotate_and_store(
-            _at(qkv, qkv.dtype), _at(positions, torch.int64), _at(cos_sin, torch.float32), _at(k_cache, k_cache.dtype),
-            _at(v_cache, k_cache.dtype), _at(slots, torch.int64), query.data_ptr(),
-            len(qkv), heads, kv_heads, head_dim, _is_bf16(qkv), _is_bf16(k_cache), torch.get_num_threads(),
+        call = Rotation(
+            _at(qkv, qkv.dtype), _at(positions, torch.int64), _at(slots, torch.int64), _at(cos_sin, torch.float32),
+            _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), query.data_ptr(),
+            len(qkv), heads, kv_heads, head_dim, _is_bf16(qkv), _is_bf16(k_cache),
         )  # fmt: skip
+        self._library.headrace_rotate_and_store(call, torch.get_num_threads())
         return query
 
     def paged_attention(
@@ -99,21 +163,21 @@ class CpuLibrary:
         """`attention.paged_attention`."""
         out = torch.empty_like(query)
         rows, heads, head_dim = query.shape
-        self._library.headrace_paged_attention(
+        call = Attention(
             _at(query, query.dtype), _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), out.data_ptr(),
             _at(paging.block_table, torch.int32), _at(paging.query_start, torch.int32), _at(paging.kv_len, torch.int32),
             rows, len(paging.kv_len), paging.block_table.shape[1], heads, k_cache.shape[2], head_dim, k_cache.shape[1],
-            window, scale, soft_cap, _is_bf16(query), _is_bf16(k_cache), torch.get_num_threads(),
+            window, scale, soft_cap, _is_bf16(query), _is_bf16(k_cache),
         )  # fmt: skip
+        self._library.headrace_paged_attention(call, torch.get_num_threads())
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """`silu_mul.silu_mul`."""
         rows, width = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty((rows, width), dtype=gate_up.dtype)
-        self._library.headrace_silu_mul(
-            _at(gate_up, gate_up.dtype), out.data_ptr(), rows, width, _is_bf16(gate_up), torch.get_num_threads()
-        )
+        call = Gate(_at(gate_up, gate_up.dtype), out.data_ptr(), rows, width, _is_bf16(gate_up))
+        self._library.headrace_silu_mul(call, torch.get_num_threads())
         return out
 
     def sample(self, scores: torch.Tensor, parameters: SampleParameters) -> torch.Tensor:
@@ -135,6 +199,10 @@ class CpuLibrary:
             signed, choice, position, _at(token_ids, torch.int64), len(token_ids), words.data_ptr()
         )
         return words
+
+
+def _matrix(matrix: Matrix) -> MatrixPointer:
+    return MatrixPointer(_at(matrix.values, matrix.dtype), matrix.outputs, matrix.inputs, _is_bf16(matrix.values))
 
 
 def _at(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:

@@ -5,6 +5,7 @@
 // and values is fetched and widened once for all of them. Every (query, head) row goes through the same operations in the
 // same order whatever else is in its item: scores are one chain of fused products over head_dim, tiles of TILE keys start at
 // multiples of TILE and are merged from the first to the last. That makes a row's bits independent of chunking and batch.
+#include "ops.h"
 #include "simd.cpp"
 
 #include <algorithm>
@@ -18,24 +19,25 @@ namespace {
 constexpr int TILE = 32, TILE_VECTORS = TILE / LANES, PAIRS = 2 * LANES, ROWS = 64, BLOCK_ROWS = 4;
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
-struct Call {
-  const void *query, *k_cache, *v_cache;
-  void* out;
-  const int32_t *block_table, *query_start, *kv_len;
-  int64_t sequences, table_width, heads, kv_heads, head_dim, block_size, window;
-  float scale, soft_cap;
-};
-
-struct Item { int32_t sequence, first, count, kv_head; };  // queries [first, first + count) of the batch
+typedef Attention Call;
+typedef AttentionItem Item;
 
 inline int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-struct Scratch {
-  std::vector<float> query, total, weight, keys, values, top, weight_sum;
-  Scratch(int64_t rows, int64_t width)
+}  // namespace
+
+struct AttentionScratch {
+  std::vector<float> query, total, weight, keys, values, top, weight_sum, fetched;
+  AttentionScratch(int64_t rows, int64_t width)
       : query(rows * width), total(rows * width), weight(rows * TILE), keys(TILE * width), values(TILE * width),
-        top(rows), weight_sum(rows) {}
+        top(rows), weight_sum(rows), fetched(TILE * width) {}
 };
+
+namespace {
+
+typedef AttentionScratch Scratch;
+
+inline int64_t queries_of_item(const Call& c) { return std::max<int64_t>(1, ROWS / (c.heads / c.kv_heads)); }
 
 // Calls visit(position, address of its values) for the positions [first, last) of one KV head, block after block.
 template <typename T, typename F>
@@ -203,7 +205,8 @@ void tile(const Call& c, Scratch& s, int64_t begin, int64_t end, int64_t start, 
 }
 
 template <typename Q, typename T>
-void attend(const Call& c, Scratch& s, std::vector<T>& fetched, const Item& item, bool heads_follow) {
+void attend(const Call& c, Scratch& s, const Item& item, bool heads_follow) {
+  T* const fetched = (T*)s.fetched.data();
   const int64_t per_kv = c.heads / c.kv_heads, rows = item.count * per_kv;
   const int64_t width = rounded_up(c.head_dim, LANES), pair_width = rounded_up(c.head_dim, PAIRS);
   const int32_t* blocks = c.block_table + item.sequence * c.table_width;
@@ -224,8 +227,8 @@ void attend(const Call& c, Scratch& s, std::vector<T>& fetched, const Item& item
     if (first >= last) continue;
     if (!heads_follow) prefetch<T>(c, blocks, item.kv_head, 1, start + TILE, high);
     else if (item.kv_head == 0) prefetch<T>(c, blocks, 0, c.kv_heads, start + TILE, high);
-    fetch<T>(c, c.k_cache, blocks, item.kv_head, start, low, high, pair_width, fetched.data());
-    transpose(fetched.data(), s.keys.data(), pair_width);
+    fetch<T>(c, c.k_cache, blocks, item.kv_head, start, low, high, pair_width, fetched);
+    transpose(fetched, s.keys.data(), pair_width);
     fetch<T>(c, c.v_cache, blocks, item.kv_head, start, low, high, width, s.values.data());
     tile(c, s, first * per_kv, last * per_kv, start, position, per_kv, width);
   }
@@ -238,37 +241,43 @@ void attend(const Call& c, Scratch& s, std::vector<T>& fetched, const Item& item
 }
 
 template <typename Q, typename T>
-void run(const Call& c, int64_t rows, int threads) {
-  const int64_t per_kv = c.heads / c.kv_heads, group = std::max<int64_t>(1, ROWS / per_kv);
-  std::vector<Item> items;
-  for (int32_t s = 0; s < c.sequences; s++)
-    for (int32_t first = c.query_start[s]; first < c.query_start[s + 1]; first += group)
-      for (int32_t h = 0; h < c.kv_heads; h++)
-        items.push_back({s, first, int32_t(std::min<int64_t>(group, c.query_start[s + 1] - first)), h});
-  // With enough to share out, a thread takes all heads of some queries one after the other: their keys lie side by side.
-  const bool heads_follow = (int64_t)items.size() >= 4 * threads * c.kv_heads;
-  const int64_t chunk = heads_follow ? c.kv_heads : 1;
-#pragma omp parallel num_threads(threads)
-  {
-    Scratch scratch(group * per_kv, rounded_up(c.head_dim, PAIRS));
-    std::vector<T> fetched(TILE * rounded_up(c.head_dim, PAIRS));
-#pragma omp for schedule(dynamic, chunk)
-    for (int64_t i = 0; i < (int64_t)items.size(); i++) attend<Q, T>(c, scratch, fetched, items[i], heads_follow);
+void run(Member& member, const Call& c, const std::vector<Item>& items, Scratch& scratch) {
+  if (member.number == 0) {
+    const int64_t done = c.query_start[c.sequences], row = c.heads * c.head_dim;
+    std::memset((Q*)c.out + done * row, 0, (c.rows - done) * row * sizeof(Q));
   }
-  const int64_t done = c.query_start[c.sequences], row = c.heads * c.head_dim;
-  std::memset((Q*)c.out + done * row, 0, (rows - done) * row * sizeof(Q));
+  // With enough to share out, a thread takes all heads of some queries one after the other: their keys lie side by side.
+  const bool heads_follow = (int64_t)items.size() >= 4 * member.size * c.kv_heads;
+  member.each(items.size(), heads_follow ? c.kv_heads : 1,
+              [&](int64_t i) { attend<Q, T>(c, scratch, items[i], heads_follow); });
 }
 
 }  // namespace
 
-// query_bf16 and cache_bf16 say which of the two supported types each has: bfloat16, or float32.
-extern "C" void headrace_paged_attention(const void* query, const void* k_cache, const void* v_cache, void* out,
-                                         const int32_t* block_table, const int32_t* query_start, const int32_t* kv_len,
-                                         int64_t rows, int64_t sequences, int64_t table_width, int64_t heads,
-                                         int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t window,
-                                         float scale, float soft_cap, int query_bf16, int cache_bf16, int threads) {
-  const Call c{query,     k_cache, v_cache,  out,      block_table, query_start, kv_len, sequences,
-               table_width, heads,  kv_heads, head_dim, block_size,  window,      scale,  soft_cap};
-  if (query_bf16) cache_bf16 ? run<uint16_t, uint16_t>(c, rows, threads) : run<uint16_t, float>(c, rows, threads);
-  else cache_bf16 ? run<float, uint16_t>(c, rows, threads) : run<float, float>(c, rows, threads);
+std::vector<AttentionItem> attention_items(const Attention& a) {
+  const int64_t group = queries_of_item(a);
+  std::vector<Item> items;
+  for (int32_t s = 0; s < a.sequences; s++)
+    for (int32_t first = a.query_start[s]; first < a.query_start[s + 1]; first += group)
+      for (int32_t h = 0; h < a.kv_heads; h++)
+        items.push_back({s, first, int32_t(std::min<int64_t>(group, a.query_start[s + 1] - first)), h});
+  return items;
+}
+
+void DropScratch::operator()(AttentionScratch* scratch) const { delete scratch; }
+
+ScratchPointer attention_scratch(const Attention& a) {
+  return ScratchPointer(new Scratch(queries_of_item(a) * (a.heads / a.kv_heads), rounded_up(a.head_dim, PAIRS)));
+}
+
+void paged_attention(Member& member, const Attention& a, const std::vector<AttentionItem>& items, AttentionScratch& scratch) {
+  if (a.query_bf16)
+    a.cache_bf16 ? run<uint16_t, uint16_t>(member, a, items, scratch) : run<uint16_t, float>(member, a, items, scratch);
+  else
+    a.cache_bf16 ? run<float, uint16_t>(member, a, items, scratch) : run<float, float>(member, a, items, scratch);
+}
+
+extern "C" void headrace_paged_attention(const Attention* a, int threads) {
+  const std::vector<AttentionItem> items = attention_items(*a);
+  with_team(threads, [&](Member& member) { paged_attention(member, *a, items, *attention_scratch(*a)); });
 }

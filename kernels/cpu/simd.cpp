@@ -133,4 +133,10 @@ inline vf log(vf x) {
   return fma(f, splat(0.693359375f), m + y);
 }
 
+// A sum as the result's type holds it: float32 as it is, bfloat16 after rounding.
+template <typename T> inline vf rounded(vf x) { T t[LANES]; store(t, x); return load(t); }
+template <> inline vf rounded<float>(vf x) { return x; }
+
+inline vf silu(vf x) { return x / (1.f + exp(-x)); }
+
 }  // namespace

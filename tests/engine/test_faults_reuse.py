@@ -10,6 +10,7 @@ import torch
 from headrace.engine import LLM, EngineConfig, SamplingOptions
 from headrace.engine.types import TokenLogprobs
 from tests.support.checkpoints import Shape, checkpoint
+from tests.support.matrices import row_view
 from tests.support.torch_rig import TorchRig, prompt, rig
 
 SHAPE = Shape()
@@ -96,17 +97,17 @@ def test_prompt_log_probabilities_of_a_prompt_that_others_have_computed(length: 
 def test_a_row_that_is_not_finite_leaves_nothing_to_be_found() -> None:
     shape = Shape(tied=False)
     made = rig(shape, max_num_batched_tokens=16)
-    embedding = made.runner._decoder.weights.embedding
-    good = embedding[77].clone()
+    embedding = row_view(made.runner.weights.embedding, 77)
+    good = embedding.clone()
     ids = [each for each in prompt(60, VOCAB) if each != 77][:50]
     bad = [*ids[:20], 77, *ids[20:40]]
-    embedding[77] = float("nan")
+    embedding.fill_(float("nan"))
     made.add("bad", bad)
     made.add("beside", [*ids[:20], 78, *ids[20:40]])
     made.run()
     assert made.finishes["bad", 0].error == "numeric"
     assert made.finishes["beside", 0].reason == "length"
-    embedding[77] = good
+    embedding.copy_(good)
     made.add("mended", bad)
     made.run()
     cold = rig(shape)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import SHAPES, Shape
+from tests.support.matrices import row_view
 from tests.support.torch_rig import BACKENDS, TorchRig, prompt, rig
 
 WATCHED = {"temperature": 0.8, "seed": 5, "max_tokens": 8, "top_p": 0.95, "frequency_penalty": 0.3, "logprobs": 2}
@@ -118,7 +119,7 @@ def test_going_on_after_another_attempt(cut: int) -> None:
 
 def spoil(made: TorchRig, token: int) -> None:
     """Give one token an embedding of NaN, in a model whose output table is a tensor of its own."""
-    made.runner._decoder.weights.embedding[token] = float("nan")
+    row_view(made.runner.weights.embedding, token).fill_(float("nan"))
 
 
 def test_a_row_that_is_not_finite_fails_alone() -> None:
@@ -151,7 +152,7 @@ def test_a_chunk_that_is_partly_not_finite_fails_at_once() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_scores_that_are_not_finite_fail_although_the_hidden_states_are(value: float) -> None:
     made = rig(Shape(tied=False))
-    made.runner._decoder.weights.output[33] = value
+    row_view(made.runner.weights.output, 33).fill_(value)
     made.add("a", [5, 6, 7])
     made.run()
     assert made.finishes["a", 0].error == "numeric"

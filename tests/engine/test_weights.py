@@ -145,9 +145,9 @@ def test_every_tensor_comes_to_its_place(shape: Shape, dtype: torch.dtype) -> No
     _, views = allocate(config, dtype, CPU)
     assert set(views) == set(on_disk)
     layer = "model.layers.0.self_attn."
-    assert torch.equal(weights.layers[0].qkv, torch.cat([on_disk[f"{layer}{x}_proj.weight"] for x in "qkv"]))
+    assert torch.equal(weights.layers[0].qkv.plain, torch.cat([on_disk[f"{layer}{x}_proj.weight"] for x in "qkv"]))
     gate_up = [on_disk[f"model.layers.0.mlp.{x}_proj.weight"] for x in ("gate", "up")]
-    assert torch.equal(weights.layers[0].gate_up, torch.cat(gate_up))
+    assert torch.equal(weights.layers[0].gate_up.plain, torch.cat(gate_up))
     if shape.bias:
         assert weights.layers[0].qkv_bias is not None
         assert torch.equal(weights.layers[0].qkv_bias, torch.cat([on_disk[f"{layer}{x}_proj.bias"] for x in "qkv"]))

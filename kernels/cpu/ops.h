@@ -1,0 +1,57 @@
+// The operations between the products, each done by a team. Types are float32, or bfloat16 where a flag says so.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "team.h"
+
+// rms_norm.py: out = norm(x), or with a residual total = x + residual and out = norm(total). out may be x, total residual.
+struct Norm {
+  const void *x, *residual, *weight;
+  void *out, *total;
+  int64_t rows, hidden;
+  float eps;
+  int32_t bf16;
+};
+void norm(Member& member, const Norm& n);
+
+// rotary.py
+struct Rotation {
+  const void* qkv;
+  const int64_t *positions, *slots;
+  const float* cos_sin;
+  void *k_cache, *v_cache, *query;
+  int64_t rows, heads, kv_heads, head_dim;
+  int32_t bf16, cache_bf16;
+};
+void rotate_and_store(Member& member, const Rotation& r);
+
+// silu_mul.py
+struct Gate {
+  const void* gate_up;
+  void* out;
+  int64_t rows, width;
+  int32_t bf16;
+};
+void silu_mul(Member& member, const Gate& g);
+
+// attention.py
+struct Attention {
+  const void *query, *k_cache, *v_cache;
+  void* out;
+  const int32_t *block_table, *query_start, *kv_len;
+  int64_t rows, sequences, table_width, heads, kv_heads, head_dim, block_size, window;
+  float scale, soft_cap;
+  int32_t query_bf16, cache_bf16;
+};
+
+// How the attention of a step is shared out: the same for every layer with as many heads.
+struct AttentionItem { int32_t sequence, first, count, kv_head; };  // queries [first, first + count) of the batch
+std::vector<AttentionItem> attention_items(const Attention& a);
+
+struct AttentionScratch;  // what one thread works in; for one pair of numbers of heads and one head size
+struct DropScratch { void operator()(AttentionScratch* scratch) const; };
+typedef std::unique_ptr<AttentionScratch, DropScratch> ScratchPointer;
+ScratchPointer attention_scratch(const Attention& a);
+void paged_attention(Member& member, const Attention& a, const std::vector<AttentionItem>& items, AttentionScratch& scratch);

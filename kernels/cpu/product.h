@@ -1,0 +1,42 @@
+// Products of rows with the packed matrices of matrix.py.
+#pragma once
+#include <cstdint>
+
+#include "team.h"
+
+constexpr int PANEL = 64;  // outputs that lie together; matrix.py has the same
+
+struct Matrix {
+  const void* values;  // panels: [inputs][PANEL] in float32, [inputs / 2, rounded up][PANEL][2] in bfloat16
+  int64_t outputs, inputs;
+  int32_t bf16;
+};
+
+struct Product {
+  const void* x;  // [rows, inputs]
+  Matrix matrix;
+  const void* bias;  // [outputs], or null
+  void* out;         // [rows, outputs]
+  int64_t rows;
+};
+
+// out = x · matrixᵀ + bias
+void product(Member& member, const Product& p);
+
+// out [rows, outputs / 2] = silu(gate) · up, where gate is the first half of the outputs and up the second; half of the
+// outputs must be whole panels. The same bits as a product and silu_mul after it.
+void gated_product(Member& member, const Product& p);
+
+// Scores over a vocabulary, float32, for some rows of x: computed by headrace_scores.
+struct Scores {
+  const void* x;                // [any, inputs]
+  const int64_t* rows;          // [num_rows]: which of them
+  int64_t num_rows, num_best;   // the first num_best only ask for their best score
+  Matrix matrix;
+  float* scores;    // [num_rows - num_best, outputs]
+  int64_t* best;    // [num_best]: the output with the largest score, the lower one of equals
+  uint8_t* finite;  // [num_rows]: whether all scores are
+};
+
+// out [count, inputs] = rows of the matrix
+void rows_of(Member& member, const Matrix& matrix, const int64_t* rows, int64_t count, void* out);

@@ -1,0 +1,97 @@
+// Goes through the operations of a forward pass in one call. See program.py, which records them.
+#include "ops.h"
+#include "product.h"
+
+namespace {
+
+enum Kind : int32_t { ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND };
+
+// One recorded operation; program.py has the same fields. What a kind does not need is zero.
+struct Operation {
+  int32_t kind, bf16, cache_bf16;
+  float eps_or_scale, soft_cap;
+  const void *in, *residual, *weight, *bias;
+  void *out, *total, *k_cache, *v_cache;
+  int64_t inputs, outputs, heads, kv_heads, head_dim, block_size, window;
+};
+
+// What changes from one step to the next.
+struct Step {
+  const int64_t *token_ids, *positions, *slots;
+  const int32_t *block_table, *query_start, *kv_len;
+  const float* cos_sin;
+  int64_t rows, sequences, table_width;
+};
+
+inline Matrix matrix(const Operation& o) { return {o.weight, o.outputs, o.inputs, o.bf16}; }
+inline Product of_product(const Operation& o, const Step& s) { return {o.in, matrix(o), o.bias, o.out, s.rows}; }
+
+inline Attention of_attention(const Operation& o, const Step& s) {
+  return {o.in, o.k_cache, o.v_cache, o.out, s.block_table, s.query_start, s.kv_len, s.rows, s.sequences, s.table_width,
+          o.heads, o.kv_heads, o.head_dim, o.block_size, o.window, o.eps_or_scale, o.soft_cap, o.bf16, o.cache_bf16};
+}
+
+inline Rotation of_rotation(const Operation& o, const Step& s) {
+  return {o.in, s.positions, s.slots, s.cos_sin, o.k_cache, o.v_cache, o.out, s.rows, o.heads, o.kv_heads, o.head_dim,
+          o.bf16, o.cache_bf16};
+}
+
+inline bool share_heads(const Attention& a, const Operation& o) { return a.heads == o.heads && a.kv_heads == o.kv_heads; }
+
+// How attention is shared out, once for all layers with the same numbers of heads.
+struct Shares {
+  std::vector<Attention> kinds;
+  std::vector<std::vector<AttentionItem>> items;
+
+  Shares(const Operation* operations, int64_t count, const Step& step) {
+    for (int64_t i = 0; i < count; i++)
+      if (operations[i].kind == ATTEND && find(operations[i]) == kinds.size()) {
+        kinds.push_back(of_attention(operations[i], step));
+        items.push_back(attention_items(kinds.back()));
+      }
+  }
+  size_t find(const Operation& o) const {
+    size_t at = 0;
+    while (at < kinds.size() && !share_heads(kinds[at], o)) at++;
+    return at;
+  }
+};
+
+struct Worker {
+  Member& member;
+  const Step& step;
+  const Shares& shares;
+  ScratchPointer scratch;
+  int64_t scratch_heads = 0, scratch_head_dim = 0, scratch_kv_heads = 0;
+
+  void attend(const Operation& o) {
+    const Attention a = of_attention(o, step);
+    if (scratch_heads != o.heads || scratch_kv_heads != o.kv_heads || scratch_head_dim != o.head_dim) {
+      scratch = attention_scratch(a);
+      scratch_heads = o.heads, scratch_kv_heads = o.kv_heads, scratch_head_dim = o.head_dim;
+    }
+    paged_attention(member, a, shares.items[shares.find(o)], *scratch);
+  }
+
+  void run(const Operation& o) {
+    switch (o.kind) {
+      case ROWS_OF: return rows_of(member, matrix(o), step.token_ids, step.rows, o.out);
+      case NORM: return norm(member, {o.in, o.residual, o.weight, o.out, o.total, step.rows, o.inputs, o.eps_or_scale, o.bf16});
+      case PRODUCT: return product(member, of_product(o, step));
+      case GATED_PRODUCT: return gated_product(member, of_product(o, step));
+      case GATE: return silu_mul(member, {o.in, o.out, step.rows, o.outputs, o.bf16});
+      case ROTATE: return rotate_and_store(member, of_rotation(o, step));
+      case ATTEND: return attend(o);
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" void headrace_run(const Operation* operations, int64_t count, const Step* step, int threads) {
+  const Shares shares(operations, count, *step);
+  with_team(threads, [&](Member& member) {
+    Worker worker{member, *step, shares, nullptr};
+    for (int64_t i = 0; i < count; i++) worker.run(operations[i]);
+  });
+}

@@ -1,0 +1,192 @@
+"""A forward pass recorded once and computed in one call of the compiled library.
+
+Called one by one, the two hundred operations of a small model cost more than a decode step's arithmetic takes for one
+sequence: each enters C++, and each wakes the threads anew. A recorded pass enters once, with the threads going through
+the operations side by side. Its activations lie in buffers of the largest step's size that are allocated once; a buffer
+is used again as soon as nothing reads it any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..forward import Describe, Inputs, Run
+from ..matrix import PANEL, Matrix
+from .structs import Operation, Step
+
+ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND = range(7)  # program.cpp has the same
+
+
+@dataclass(eq=False, slots=True)
+class Register:
+    """Stands for an activation [rows, width] while a pass is recorded."""
+
+    width: int
+    last_use: int  # number of the last operation that reads or writes it
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """An operation whose buffers are not known yet."""
+
+    fields: dict[str, int | float]
+    registers: dict[str, Register]  # field name → whose buffer goes there
+    kept: list[torch.Tensor] = field(default_factory=list[torch.Tensor])  # what the operation points to
+
+
+class Recorder:
+    """A `forward.Forward` that computes nothing."""
+
+    def __init__(self, dtype: torch.dtype, cache: torch.Tensor) -> None:
+        self.dtype = dtype
+        self.cache = cache
+        self.operations: list[_Recorded] = []
+
+    def embedding(self, table: Matrix) -> Register:
+        """`embedding.embedding`."""
+        out = self._register(table.inputs)
+        return self._add(self._matrix(ROWS_OF, table), out=out)
+
+    def rms_norm(self, x: Register, weight: torch.Tensor, eps: float) -> Register:
+        """`rms_norm.rms_norm`."""
+        return self._add(self._norm(x, weight, eps), x=x, out=self._register(x.width))
+
+    def add_rms_norm(
+        self, x: Register, residual: Register, weight: torch.Tensor, eps: float
+    ) -> tuple[Register, Register]:
+        """`rms_norm.add_rms_norm`, in place of its inputs."""
+        self._add(self._norm(x, weight, eps), x=x, residual=residual, out=x, total=residual)
+        return x, residual
+
+    def linear(self, x: Register, weight: Matrix, bias: torch.Tensor | None) -> Register:
+        """`linear.linear`."""
+        if x.width != weight.inputs:
+            raise ValueError(f"a product of {x.width} values a row with a matrix of {weight.inputs} inputs")
+        made = self._matrix(PRODUCT, weight)
+        if bias is not None:
+            made.fields["bias"] = bias.data_ptr()
+            made.kept.append(bias)
+        return self._add(made, x=x, out=self._register(weight.outputs))
+
+    def silu_mul(self, gate_up: Register) -> Register:
+        """`silu_mul.silu_mul`, together with the product before it where that gives whole panels of both halves."""
+        width = gate_up.width // 2
+        last = self.operations[-1]
+        if last.registers["out"] is gate_up and last.fields["kind"] == PRODUCT and width % PANEL == 0:
+            last.fields["kind"] = GATED_PRODUCT
+            gate_up.width = width
+            return gate_up
+        made = _Recorded({"kind": GATE, "outputs": width}, {})
+        return self._add(made, x=gate_up, out=self._register(width))
+
+    def rotate_and_store(self, qkv: Register, layer: int) -> Register:
+        """`rotary.rotate_and_store`."""
+        kv_heads, head_dim = self.cache.shape[-2:]
+        heads = qkv.width // head_dim - 2 * kv_heads
+        made = self._cached(ROTATE, layer, heads)
+        return self._add(made, x=qkv, out=self._register(heads * head_dim))
+
+    def paged_attention(
+        self, query: Register, layer: int, scale: float, window: int = 0, soft_cap: float = 0.0
+    ) -> Register:
+        """`attention.paged_attention`."""
+        made = self._cached(ATTEND, layer, query.width // self.cache.shape[-1])
+        made.fields |= {"eps_or_scale": scale, "window": window, "soft_cap": soft_cap}
+        return self._add(made, x=query, out=self._register(query.width))
+
+    def _register(self, width: int) -> Register:
+        return Register(width, len(self.operations))
+
+    def _add(self, made: _Recorded, **registers: Register) -> Register:
+        for register in registers.values():
+            register.last_use = len(self.operations)
+        made.registers |= registers
+        made.fields["bf16"] = self.dtype == torch.bfloat16
+        self.operations.append(made)
+        return registers["out"]
+
+    def _matrix(self, kind: int, matrix: Matrix) -> _Recorded:
+        if not matrix.in_panels or matrix.dtype != self.dtype:
+            raise TypeError(f"expected a {self.dtype} matrix in panels, got {matrix.dtype}")
+        fields = {"kind": kind, "weight": matrix.values.data_ptr(), "inputs": matrix.inputs, "outputs": matrix.outputs}
+        return _Recorded({**fields}, {}, [matrix.values])
+
+    def _norm(self, x: Register, weight: torch.Tensor, eps: float) -> _Recorded:
+        if weight.dtype != self.dtype or weight.shape != (x.width,):
+            raise TypeError(f"expected {x.width} {self.dtype} weights, got {weight.dtype} {tuple(weight.shape)}")
+        fields = {"kind": NORM, "weight": weight.data_ptr(), "inputs": x.width}
+        return _Recorded({**fields, "eps_or_scale": eps}, {}, [weight])
+
+    def _cached(self, kind: int, layer: int, heads: int) -> _Recorded:
+        keys, values = self.cache[layer]
+        block_size, kv_heads, head_dim = keys.shape[1:]
+        fields = {
+            "kind": kind, "k_cache": keys.data_ptr(), "v_cache": values.data_ptr(), "heads": heads,
+            "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size,
+            "cache_bf16": keys.dtype == torch.bfloat16,
+        }  # fmt: skip
+        return _Recorded({**fields}, {}, [self.cache])
+
+
+class Program:
+    """A recorded pass. One step at a time: its buffers are its own, its result is one of them."""
+
+    def __init__(
+        self, run: Callable[..., None], recorder: Recorder, result: Register, cos_sin: torch.Tensor, max_rows: int
+    ) -> None:
+        self._run = run
+        self._cos_sin = cos_sin
+        self._kept = [tensor for made in recorder.operations for tensor in made.kept]
+        buffers = _place(recorder, result, max_rows)
+        self._result = buffers[result]
+        self._max_rows = max_rows
+        self._kept += buffers.values()
+        self._operations = (Operation * len(recorder.operations))()
+        for operation, made in zip(self._operations, recorder.operations, strict=True):
+            places = {name: buffers[register].data_ptr() for name, register in made.registers.items()}
+            for name, value in {**made.fields, **places}.items():
+                setattr(operation, name, value)
+
+    def __call__(self, inputs: Inputs) -> torch.Tensor:
+        """Compute a step: hidden states [num_rows, hidden]. Raises ValueError if it has more rows than buffers have."""
+        if inputs.num_rows > self._max_rows:
+            raise ValueError(f"a step of {inputs.num_rows} rows, and buffers for {self._max_rows}")
+        paging = inputs.paging
+        step = Step(
+            inputs.token_ids.data_ptr(), inputs.positions.data_ptr(), inputs.slots.data_ptr(),
+            paging.block_table.data_ptr(), paging.query_start.data_ptr(), paging.kv_len.data_ptr(),
+            self._cos_sin.data_ptr(), inputs.num_rows, len(paging.kv_len), paging.block_table.shape[1],
+        )  # fmt: skip
+        self._run(self._operations, len(self._operations), ctypes.byref(step), torch.get_num_threads())
+        return self._result[: inputs.num_rows]
+
+
+def record(
+    run: Callable[..., None], describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int,
+    dtype: torch.dtype,
+) -> Run:  # fmt: skip
+    """Record a pass for steps of up to `max_rows` rows; `run` is the library's function."""
+    recorder = Recorder(dtype, cache)
+    result = describe(recorder)
+    return Program(run, recorder, result, cos_sin, max_rows)
+
+
+def _place(recorder: Recorder, result: Register, max_rows: int) -> dict[Register, torch.Tensor]:
+    """Give every register a buffer [max_rows, width] that nobody else uses while it is in use."""
+    result.last_use = len(recorder.operations)
+    placed: dict[Register, torch.Tensor] = {}
+    free: list[torch.Tensor] = []  # flat
+    for number, made in enumerate(recorder.operations):
+        for register in made.registers.values():
+            if register not in placed:
+                size = max_rows * register.width
+                at = next((i for i, flat in enumerate(free) if flat.numel() == size), None)
+                flat = torch.zeros(size, dtype=recorder.dtype) if at is None else free.pop(at)
+                placed[register] = flat.view(max_rows, register.width)
+        over = {register for register in made.registers.values() if register.last_use == number}
+        free += [placed[register].view(-1) for register in over]
+    return placed

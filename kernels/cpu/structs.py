@@ -1,0 +1,85 @@
+"""The structures of ops.h, product.h and program.cpp, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, ClassVar
+
+_KINDS = {"p": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float}
+
+
+def _fields(kinds: dict[str, str]) -> list[tuple[str, Any]]:
+    """Fields in order: names, separated by blanks, under the letter of their kind."""
+    return [(name, _KINDS[kind[0]]) for kind, names in kinds.items() for name in names.split()]
+
+
+class MatrixPointer(ctypes.Structure):
+    """`Matrix`."""
+
+    _fields_: ClassVar = _fields({"p": "values", "q": "outputs inputs", "i": "bf16"})
+
+
+class Product(ctypes.Structure):
+    """`Product`."""
+
+    _fields_: ClassVar = [
+        ("x", ctypes.c_void_p), ("matrix", MatrixPointer), *_fields({"p": "bias out", "q": "rows"})
+    ]  # fmt: skip
+
+
+class ScoresCall(ctypes.Structure):
+    """`Scores`."""
+
+    _fields_: ClassVar = [
+        *_fields({"p": "x rows", "q": "num_rows num_best"}), ("matrix", MatrixPointer),
+        *_fields({"p": "scores best finite"}),
+    ]  # fmt: skip
+
+
+class Norm(ctypes.Structure):
+    """`Norm`."""
+
+    _fields_: ClassVar = _fields({"p": "x residual weight out total", "q": "rows hidden", "f": "eps", "i": "bf16"})
+
+
+class Rotation(ctypes.Structure):
+    """`Rotation`."""
+
+    _fields_: ClassVar = _fields({
+        "p": "qkv positions slots cos_sin k_cache v_cache query", "q": "rows heads kv_heads head_dim",
+        "i": "bf16 cache_bf16",
+    })  # fmt: skip
+
+
+class Gate(ctypes.Structure):
+    """`Gate`."""
+
+    _fields_: ClassVar = _fields({"p": "gate_up out", "q": "rows width", "i": "bf16"})
+
+
+class Attention(ctypes.Structure):
+    """`Attention`."""
+
+    _fields_: ClassVar = _fields({
+        "p": "query k_cache v_cache out block_table query_start kv_len",
+        "q": "rows sequences table_width heads kv_heads head_dim block_size window", "f": "scale soft_cap",
+        "i": "query_bf16 cache_bf16",
+    })  # fmt: skip
+
+
+class Operation(ctypes.Structure):
+    """`Operation`: one recorded operation of a program."""
+
+    _fields_: ClassVar = _fields({
+        "i": "kind bf16 cache_bf16", "f": "eps_or_scale soft_cap",
+        "p": "x residual weight bias out total k_cache v_cache",
+        "q": "inputs outputs heads kv_heads head_dim block_size window",
+    })  # fmt: skip
+
+
+class Step(ctypes.Structure):
+    """`Step`: what changes from one step of a program to the next."""
+
+    _fields_: ClassVar = _fields({
+        "p": "token_ids positions slots block_table query_start kv_len cos_sin", "q": "rows sequences table_width",
+    })  # fmt: skip

@@ -1,0 +1,147 @@
+"""The operations that a model's forward pass is made of, apart from what they are done on.
+
+A model describes its pass once, as calls of `Forward`. Done on tensors, the calls compute at once (`Immediate`); done
+on a recorder's registers, they are kept as a program that computes the same later in one call (`cpu.program`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import torch
+
+from .attention import Paging
+from .matrix import Matrix
+
+if TYPE_CHECKING:
+    from .backend import Backend
+
+T = TypeVar("T")
+
+
+class Inputs(Protocol):
+    """What one step is computed from; see `engine.batch.Batch`."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of every activation."""
+        ...
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """int64 [num_rows]."""
+        ...
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """int64 [num_rows]."""
+        ...
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """int64 [num_rows]."""
+        ...
+
+    @property
+    def paging(self) -> Paging:
+        """Rows and blocks of the sequences."""
+        ...
+
+
+class Forward(Protocol[T]):
+    """Operations on whatever stands for activations [rows, width]. Each is described in the file of its name.
+
+    What changes from step to step, the cache and the rotary table belong to whoever does the operations.
+    """
+
+    def embedding(self, table: Matrix) -> T:
+        """Give the rows of the step's token ids."""
+        ...
+
+    def rms_norm(self, x: T, weight: torch.Tensor, eps: float) -> T:
+        """Norm."""
+        ...
+
+    def add_rms_norm(self, x: T, residual: T, weight: torch.Tensor, eps: float) -> tuple[T, T]:
+        """Norm of a sum, and the sum; neither `x` nor `residual` is used again."""
+        ...
+
+    def linear(self, x: T, weight: Matrix, bias: torch.Tensor | None) -> T:
+        """Product."""
+        ...
+
+    def silu_mul(self, gate_up: T) -> T:
+        """Gated activation; `gate_up` is not used again."""
+        ...
+
+    def rotate_and_store(self, qkv: T, layer: int) -> T:
+        """Rotate queries and keys, write keys and values into the layer's cache, give the queries."""
+        ...
+
+    def paged_attention(self, query: T, layer: int, scale: float, window: int = 0, soft_cap: float = 0.0) -> T:
+        """Attention over the layer's cache."""
+        ...
+
+
+class Describe(Protocol):
+    """A model's pass: from the step's token ids to hidden states."""
+
+    def __call__(self, ops: Forward[T]) -> T:
+        """Call the operations; give the hidden states [rows, hidden]."""
+        ...
+
+
+Run = Callable[[Inputs], torch.Tensor]  # one step: hidden states [num_rows, hidden], valid until the next step
+
+
+class Immediate:
+    """A `Forward` on tensors for one step. cache is [layers, 2, num_blocks, block_size, kv_heads, head_dim]."""
+
+    def __init__(self, backend: Backend, inputs: Inputs, cache: torch.Tensor, cos_sin: torch.Tensor) -> None:
+        self._ops = backend
+        self._inputs = inputs
+        self._cache = cache
+        self._cos_sin = cos_sin
+
+    def embedding(self, table: Matrix) -> torch.Tensor:
+        """`embedding.embedding`."""
+        return self._ops.embedding(self._inputs.token_ids, table)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """`rms_norm.rms_norm`."""
+        return self._ops.rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`rms_norm.add_rms_norm`."""
+        return self._ops.add_rms_norm(x, residual, weight, eps)
+
+    def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+        """`linear.linear`."""
+        return self._ops.linear(x, weight, bias)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """`silu_mul.silu_mul`."""
+        return self._ops.silu_mul(gate_up)
+
+    def rotate_and_store(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
+        """`rotary.rotate_and_store`, as [rows, heads·head_dim]."""
+        keys, values = self._cache[layer]
+        step = self._inputs
+        query = self._ops.rotate_and_store(qkv, step.positions, self._cos_sin, keys, values, step.slots)
+        return query.flatten(1)
+
+    def paged_attention(
+        self, query: torch.Tensor, layer: int, scale: float, window: int = 0, soft_cap: float = 0.0
+    ) -> torch.Tensor:
+        """`attention.paged_attention`, on [rows, heads·head_dim]."""
+        keys, values = self._cache[layer]
+        heads = query.view(len(query), -1, keys.shape[-1])
+        return self._ops.paged_attention(heads, keys, values, self._inputs.paging, scale, window, soft_cap).flatten(1)
+
+
+def immediately(backend: Backend, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor) -> Run:
+    """A pass that computes operation by operation."""
+    return lambda inputs: describe(Immediate(backend, inputs, cache, cos_sin))
