@@ -17,6 +17,7 @@ import torch
 
 from ..kernels.attention import Paging
 from ..kernels.linear import padded_rows
+from .sequence import Sequence
 from .types import Plan
 
 NOWHERE = -1
@@ -38,7 +39,8 @@ class Batch:
 class BatchBuilder:
     """Builds batches in buffers that are allocated once.
 
-    max_tokens and max_seqs bound a plan, max_blocks the blocks of one sequence.
+    max_tokens and max_seqs bound a plan, max_blocks the blocks of one sequence. A row of the block table that still
+    holds the blocks of the same sequence is only added to: in a steady decode nothing of the table moves.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class BatchBuilder:
         rows = padded_rows(max_tokens, multiple)
         self._token_ids, self._positions, self._slots = (np.zeros(rows, np.int64) for _ in range(3))
         self._table = np.zeros((max_seqs, max_blocks), np.int32)
+        self._held: list[tuple[int, int]] = [(-1, -1)] * max_seqs  # whose blocks a row holds: serial and epoch
+        self._num_held = [0] * max_seqs  # how many of them
         self._start, self._kv_len = np.zeros(max_seqs + 1, np.int32), np.zeros(max_seqs, np.int32)
 
     def build(self, plan: Plan) -> Batch:
@@ -64,31 +68,47 @@ class BatchBuilder:
                 f"a step of {total} tokens in {count} sequences exceeds the {len(self._token_ids)} tokens in "
                 f"{len(self._kv_len)} sequences that were planned for"
             )
-        at = 0
+        token_ids: list[int] = []
+        lengths: list[int] = []
+        ends: list[int] = []
         for number, row in enumerate(plan.rows):
             end = row.start + row.num_tokens
-            blocks = row.sequence.block_ids[: -(-end // self.block_size)]
-            if len(blocks) * self.block_size < end:
-                raise ValueError(f"{row.sequence.request_id} has {len(blocks)} blocks, too few for {end} tokens")
-            self._table[number, : len(blocks)] = blocks
-            self._start[number], self._kv_len[number] = at, end
-            self._token_ids[at : at + row.num_tokens] = row.sequence.token_ids[row.start : end]
-            self._positions[at : at + row.num_tokens] = np.arange(row.start, end)
-            at += row.num_tokens
-        self._start[count] = total
+            token_ids += row.sequence.token_ids[row.start : end]
+            lengths.append(row.num_tokens)
+            ends.append(end)
+            self._hold(number, row.sequence, -(-end // self.block_size))
         rows = padded_rows(total, self.multiple)
+        self._token_ids[:total] = token_ids
         self._token_ids[total:rows] = 0
-        self._positions[total:rows] = 0
-        self._fill_slots(count, total, rows)
+        self._kv_len[:count] = ends
+        self._start[1 : count + 1] = np.cumsum(lengths)
+        self._fill_places(np.asarray(lengths), total, rows)
         return self._batch(count, total, rows)
 
-    def _fill_slots(self, count: int, total: int, rows: int) -> None:
-        """Look up where each token's key and value go."""
-        lengths = np.diff(self._start[: count + 1])
+    def _hold(self, number: int, sequence: Sequence, num_blocks: int) -> None:
+        """Have a row of the table hold at least the first `num_blocks` blocks of a sequence."""
+        held = self._num_held[number]
+        key = (sequence.serial, sequence.epoch)
+        if self._held[number] != key:
+            self._held[number], held = key, 0
+        if held < num_blocks:
+            blocks = sequence.block_ids[held:num_blocks]
+            if len(blocks) < num_blocks - held:
+                self._held[number] = (-1, -1)
+                raise ValueError(
+                    f"{sequence.request_id} has {len(sequence.block_ids)} blocks, too few for {num_blocks}"
+                )
+            self._table[number, held:num_blocks] = blocks
+            self._num_held[number] = num_blocks
+
+    def _fill_places(self, lengths: np.ndarray[Any, np.dtype[np.int64]], total: int, rows: int) -> None:
+        """Work out each token's position, and where its key and value go."""
+        count, size = len(lengths), self.block_size
         sequence = np.repeat(np.arange(count), lengths)
-        position = self._positions[:total]
-        block = self._table[sequence, position // self.block_size].astype(np.int64)
-        self._slots[:total] = block * self.block_size + position % self.block_size
+        position = np.arange(total) + (self._kv_len[:count] - self._start[1 : count + 1])[sequence]
+        self._positions[:total] = position
+        self._positions[total:rows] = 0
+        self._slots[:total] = self._table[sequence, position // size].astype(np.int64) * size + position % size
         self._slots[total:rows] = NOWHERE
 
     def _batch(self, count: int, total: int, rows: int) -> Batch:

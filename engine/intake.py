@@ -77,6 +77,7 @@ def sequences_of(request: Request, limits: Limits, arrival: int) -> list[Sequenc
             stop_ids=stop_ids,
             max_len=max_len_of(options, num_prompt_tokens, limits.max_model_len),
             min_stop_len=num_prompt_tokens + options.min_tokens,
+            only_best=options.only_best,
         )
         # They go out with choice 0's first token: one that has settled tokens had them in an earlier attempt.
         if options.prompt_logprobs is not None and choice == 0 and not settled:

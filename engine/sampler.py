@@ -81,14 +81,11 @@ def _signed(seed: int) -> int:
 
 def wants_only_the_best(sequence: Sequence) -> bool:
     """Whether the next token is the one with the best score, and nothing else is asked of the scores."""
-    o = sequence.options
-    return o.temperature == 0.0 and o.logprobs is None and not _asks_for_adjustment(sequence)
+    return sequence.only_best and not _bans_stops(sequence)
 
 
 def _asks_for_adjustment(sequence: Sequence) -> bool:
-    o = sequence.options
-    penalised = o.repetition_penalty != 1.0 or o.presence_penalty != 0.0 or o.frequency_penalty != 0.0
-    return penalised or bool(o.logit_bias) or _bans_stops(sequence)
+    return sequence.options.changes_scores or _bans_stops(sequence)
 
 
 def _bans_stops(sequence: Sequence) -> bool:

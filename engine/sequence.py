@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,11 +52,14 @@ class Sequence:
     max_len: int  # num_tokens at which the choice ends with "length"
     min_stop_len: int  # num_tokens before a stop token from which on that token ends the choice
 
+    only_best: bool  # `options.only_best`, which is asked for at every token
+
     num_computed_tokens: int = 0  # changes when a step is committed
     block_ids: list[int] = field(
         default_factory=list[int]
     )  # block i holds tokens [i * block_size, (i + 1) * block_size)
     num_slots: int = 0  # tokens that block_ids have room for
+    serial: int = field(default_factory=count().__next__)  # unique in the process, for whoever remembers block_ids
     epoch: int = 0  # counts the times that entries of block_ids were replaced
     shares_last: bool = False  # the block of the next token is a sibling's too and must be copied before it is written
 

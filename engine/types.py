@@ -41,6 +41,17 @@ class SamplingOptions:
     logprobs: int | None = None  # None is off; k gives the chosen token and the k best
     prompt_logprobs: int | None = None
 
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the model's scores are changed before a token is drawn, `min_tokens` apart."""
+        penalised = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return penalised or bool(self.logit_bias)
+
+    @property
+    def only_best(self) -> bool:
+        """Whether all that is asked of the scores is which one is the best, `min_tokens` apart."""
+        return self.temperature == 0.0 and self.logprobs is None and not self.changes_scores
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

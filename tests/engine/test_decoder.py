@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from headrace.engine.batch import BatchBuilder
+from headrace.engine.batch import Batch, BatchBuilder
 from headrace.engine.config import RopeConfig
 from headrace.engine.intake import Limits, sequences_of
 from headrace.engine.models.decoder import rotary_table
@@ -88,6 +88,36 @@ def test_a_later_batch_holds_nothing_of_an_earlier_one() -> None:
     assert again.paging.block_table[0, 0] == 6
 
 
+def test_a_row_of_the_table_follows_whoever_takes_it() -> None:
+    reused = builder()
+    one, other = sequence(9, [7, 2, 5]), sequence(9, [1, 9, 3])
+
+    def table(*rows: ScheduledRow) -> list[list[int]]:
+        batch = reused.build(Plan(1, rows))
+        assert batch.slots.tolist() == builder().build(Plan(1, rows)).slots.tolist()
+        return [row[: -(-length // 4)].tolist() for row, length in zip(*paging_of(batch), strict=True)]
+
+    def paging_of(batch: Batch) -> tuple[np.ndarray, list[int]]:
+        return batch.paging.block_table.numpy(), batch.paging.kv_len.tolist()
+
+    assert table(ScheduledRow(one, 0, 3, False), ScheduledRow(other, 0, 5, False)) == [[7], [1, 9]]
+    assert table(ScheduledRow(one, 3, 6, True)) == [[7, 2, 5]]  # it has grown
+    assert table(ScheduledRow(other, 5, 4, True)) == [[1, 9, 3]]  # another takes the row
+    one.block_ids[1], one.epoch = 8, 1  # a block was replaced
+    assert table(ScheduledRow(other, 8, 1, True), ScheduledRow(one, 8, 1, True)) == [[1, 9, 3], [7, 8, 5]]
+    other.block_ids[0] = 6  # without a new epoch: nobody does this, and nothing is copied again
+    assert table(ScheduledRow(other, 8, 1, True)) == [[1, 9, 3]]
+
+
+def test_after_a_refused_plan_a_row_is_read_anew() -> None:
+    reused, one = builder(), sequence(9, [7, 2])
+    with pytest.raises(ValueError, match="too few"):
+        reused.build(Plan(1, (ScheduledRow(one, 8, 1, True),)))
+    one.block_ids = [7, 4, 5]
+    batch = reused.build(Plan(2, (ScheduledRow(one, 8, 1, True),)))
+    assert batch.paging.block_table[0, :3].tolist() == [7, 4, 5]
+
+
 def test_rows_are_padded_to_the_multiple() -> None:
     assert [builder(m).build(Plan(1, ROWS)).num_rows for m in (1, 4, 16)] == [7, 8, 16]
 
@@ -101,7 +131,7 @@ def test_a_plan_beyond_the_buffers_is_refused() -> None:
 
 
 def test_a_sequence_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="too few for 9 tokens"):
+    with pytest.raises(ValueError, match="2 blocks, too few for 3"):
         builder().build(Plan(1, (ScheduledRow(sequence(9, [7, 2]), 8, 1, True),)))
 
 
