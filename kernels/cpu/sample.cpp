@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -83,21 +84,155 @@ int64_t first_with(const Row& row, float score) {
   return 0;  // every score is NaN
 }
 
-// The winner of the race among all tokens.
-int64_t race_all(const Row& row, float top) {
-  vf best = splat(NONE);
-  vi best_id{};
+// The worst token that is kept: of equal scores the lower id is the better.
+struct Cut { float score = NONE; int32_t id = std::numeric_limits<int32_t>::max(); };
+
+inline double weight_of(const Row& row, float score, float top) { return std::exp(double((score - top) / row.temperature)); }
+
+vi lanes() {
   vi lane;
   for (int i = 0; i < LANES; i++) lane[i] = i;
+  return lane;
+}
+inline bool any(vi mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#else
+  for (int i = LANES / 2; i > 0; i /= 2)
+    for (int j = 0; j < i; j++) mask[j] |= mask[j + i];
+  return mask[0];
+#endif
+}
+
+// visit(first id, scores, how many of them there are) for every LANES tokens; what is not there scores NONE.
+template <typename Visit>
+void each_vector(const Row& row, Visit visit) {
+  int64_t i = 0;
+  for (; i + LANES <= row.vocab; i += LANES) visit(i, load(row.scores + i));
+  if (i == row.vocab) return;
+  vf rest = splat(NONE);
+  std::memcpy(&rest, row.scores + i, (row.vocab - i) * sizeof(float));
+  visit(i, rest);
+}
+
+// The tokens with from <= score <= to that the cut keeps.
+void collect(const Row& row, float from, float to, const Cut& cut, std::vector<Candidate>& found) {
+  found.clear();
+  each_vector(row, [&](int64_t first, vf scores) {
+    if (!any((scores >= from) & (scores <= to))) return;
+    for (int i = 0; i < LANES && first + i < row.vocab; i++) {
+      const Candidate one{scores[i], int32_t(first + i)};
+      if (one.score >= from && one.score <= to && !better({cut.score, cut.id}, one)) found.push_back(one);
+    }
+  });
+}
+
+// The k-th best token. There are k groups of tokens whose best is at least as good as that of the k-th best group, so whatever
+// scores less than that is out; few tokens are left to look at.
+Cut cut_at_top_k(const Row& row, size_t k, std::vector<Candidate>& found, std::vector<float>& bests) {
+  constexpr int group = 8;  // vectors whose maximum is taken lane by lane
+  bests.clear();
+  vf best = splat(NONE);
+  each_vector(row, [&](int64_t first, vf scores) {
+    const int64_t number = first / LANES % group;
+    best = number == 0 ? scores : max(best, scores);
+    if (number < group - 1 && first + LANES < row.vocab) return;
+    bests.resize(bests.size() + LANES);
+    store(&*bests.end() - LANES, best);
+  });
+  float floor = NONE;
+  if (k <= bests.size()) {
+    std::nth_element(bests.begin(), bests.begin() + (k - 1), bests.end(), std::greater<float>());
+    floor = bests[k - 1];
+  }
+  collect(row, floor, std::numeric_limits<float>::infinity(), Cut(), found);
+  std::nth_element(found.begin(), found.begin() + (k - 1), found.end(), better);
+  return {found[k - 1].score, found[k - 1].id};
+}
+
+// How many tokens score at least a floor, which must be above the cut, and what they weigh.
+struct Share { double weight = 0; int64_t count = 0; };
+constexpr int FLOORS = 4, ROUNDS = 8, FEW = 256;  // 90 temperatures are narrowed to 90 / 5^8 of one
+
+void weigh(const Row& row, float top, const float (&floors)[FLOORS], Share (&shares)[FLOORS]) {
+  vf sums[FLOORS] = {};
+  vi counts[FLOORS] = {};
+  std::fill_n(shares, FLOORS, Share());
+  each_vector(row, [&](int64_t first, vf scores) {
+    const vf weight = exp((scores - top) / row.temperature);
+    for (int f = 0; f < FLOORS; f++) {
+      const vi reached = scores >= floors[f];  // true is -1
+      sums[f] += (vf)((vi)weight & reached);
+      counts[f] -= reached;
+    }
+    if (first % (64 * LANES) < 63 * LANES && first + LANES < row.vocab) return;
+    for (int f = 0; f < FLOORS; f++) shares[f].weight += sum(sums[f]), sums[f] = vf{};
+  });
+  for (int f = 0; f < FLOORS; f++)
+    for (int i = 0; i < LANES; i++) shares[f].count += counts[f][i];
+}
+
+// The last token of the best whose weights together reach top_p of what the cut keeps. Bounds on its score are narrowed until
+// few tokens are left between them, and those are put in order.
+Cut cut_at_top_p(const Row& row, float top, const Cut& cut, std::vector<Candidate>& found) {
+  float floors[FLOORS];
+  Share shares[FLOORS];
+  std::fill_n(floors, FLOORS, std::nextafter(cut.score, top));
+  weigh(row, top, floors, shares);
+  double total = shares[0].weight;
+  int64_t left = shares[0].count;  // between the bounds, about
+  if (cut.score > NONE) collect(row, cut.score, cut.score, cut, found);
+  else found.clear();
+  for (const Candidate& one : found) total += weight_of(row, one.score, top);
+  const double wanted = row.top_p * total;
+  Share above;  // what scores more than `high`
+  float low = std::max(cut.score, top - 90 * row.temperature), high = top;  // e^-90 is no weight
+  for (int round = 0; round < ROUNDS && left > FEW && low < high; round++) {
+    for (int f = 0; f < FLOORS; f++)
+      floors[f] = std::max(high - (high - low) * (f + 1) / (FLOORS + 1), std::nextafter(low, top));
+    weigh(row, top, floors, shares);
+    int f = 0;
+    while (f < FLOORS && shares[f].weight < wanted) f++;
+    left = (f < FLOORS ? shares[f].count : left + above.count) - (f > 0 ? shares[f - 1].count : above.count);
+    if (f < FLOORS) low = floors[f];
+    if (f > 0) high = std::nextafter(floors[f - 1], NONE), above = shares[f - 1];
+  }
+  collect(row, low, high, cut, found);
+  std::sort(found.begin(), found.end(), better);
+  for (const Candidate& one : found)
+    if ((above.weight += weight_of(row, one.score, top)) >= wanted) return {one.score, one.id};
+  return found.empty() ? cut : Cut{found.back().score, found.back().id};
+}
+
+// The winner of the race among the tokens that are kept.
+int64_t race(const Row& row, float top, const Cut& cut) {
+  vf best = splat(NONE);
+  vi best_id{};
+  const vi lane = lanes();
+  // min_p is a bound on weights; close to it they are computed exactly
+  const float low = row.min_p > 0 ? top + row.temperature * (std::log(row.min_p) - 1e-3f) : NONE;
+  const float sure = row.min_p > 0 ? top + row.temperature * (std::log(row.min_p) + 1e-3f) : NONE;
+  const float floor = std::max(low, cut.score);
   for (int64_t first = 0; first < row.vocab; first += SPREAD) {
+    vi kept[4];
+    vf scores[4];
+    vi some{};
+    for (int k = 0; k < 4; k++) {
+      const int64_t at = first + k * LANES, left = row.vocab - at;
+      const vi id = lane + int32_t(at);
+      scores[k] = left > 0 ? load_upto(row.scores + at, left) : splat(NONE);
+      kept[k] = (scores[k] >= floor) & (id < int32_t(row.vocab)) & ((scores[k] > cut.score) | (id <= cut.id));
+      some |= kept[k];
+    }
+    if (!any(some)) continue;
     const Words words = group_words(row.seed, uint32_t(first / SPREAD), row.position, row.choice);
     for (int k = 0; k < 4; k++) {
-      const int64_t at = first + k * LANES;
-      if (at >= row.vocab) break;
-      const int64_t left = row.vocab - at;
-      const vi id = lane + int32_t(at);
-      const vf score = (load_upto(row.scores + at, left) - top) / row.temperature + gumbel(words.w[k]);
-      const vi wins = (score > best) & (id < int32_t(row.vocab));
+      const vi id = lane + int32_t(first + k * LANES);
+      if (row.min_p > 0 && any(kept[k] & (scores[k] < sure)))
+        for (int i = 0; i < LANES; i++)
+          if (kept[k][i] && weight_of(row, scores[k][i], top) < row.min_p) kept[k][i] = 0;
+      const vf score = (scores[k] - top) / row.temperature + gumbel(words.w[k]);
+      const vi wins = (score > best) & kept[k];
       best = wins ? score : best;
       best_id = wins ? id : best_id;
     }
@@ -108,81 +243,18 @@ int64_t race_all(const Row& row, float top) {
   return best_id[winner];
 }
 
-// The winner of the race among some tokens.
-int64_t race_some(const Row& row, float top, const std::vector<Candidate>& kept) {
-  float best = NONE;
-  int64_t best_id = kept.empty() ? 0 : kept[0].id;
-  for (const Candidate& one : kept) {
-    const Words words = group_words(row.seed, uint32_t(one.id / SPREAD), row.position, row.choice);
-    const vf noise = gumbel(words.w[one.id % SPREAD / LANES]);
-    const float score = (one.score - top) / row.temperature + noise[one.id % LANES];
-    if (score > best || (score == best && one.id < best_id)) { best = score; best_id = one.id; }
-  }
-  return best_id;
-}
+struct Scratch {
+  std::vector<Candidate> found;
+  std::vector<float> bests;
+};
 
-inline double weight_of(const Row& row, float score, float top) { return std::exp(double((score - top) / row.temperature)); }
-
-double weight_total(const Row& row, float top) {
-  double total = 0;
-  for (int64_t i = 0; i < row.vocab; i += LANES) {
-    const int64_t left = std::min<int64_t>(LANES, row.vocab - i);
-    vf w = exp((load_upto(row.scores + i, left) - top) / row.temperature);
-    if (left < LANES)
-      for (int64_t l = left; l < LANES; l++) w[l] = 0;
-    total += sum(w);
-  }
-  return total;
-}
-
-// Everything that scores at least `floor`.
-void collect(const Row& row, float floor, std::vector<Candidate>& kept) {
-  for (int64_t i = 0; i < row.vocab; i++)
-    if (row.scores[i] >= floor) kept.push_back({row.scores[i], int32_t(i)});
-}
-
-// Cuts a list down to its best whose weights reach top_p of the total, sorting only as far as it has to.
-void cut_to_top_p(const Row& row, float top, double total, std::vector<Candidate>& kept) {
-  double reached = 0;
-  size_t sorted = 0;
-  for (size_t want = 64; sorted < kept.size(); want *= 8) {
-    const size_t end = std::min(want, kept.size());
-    if (end < kept.size()) std::nth_element(kept.begin() + sorted, kept.begin() + end, kept.end(), better);
-    std::sort(kept.begin() + sorted, kept.begin() + end, better);
-    for (; sorted < end; sorted++) {
-      if (sorted > 0 && reached >= row.top_p * total) { kept.resize(sorted); return; }
-      reached += weight_of(row, kept[sorted].score, top);
-    }
-  }
-}
-
-int64_t draw(const Row& row, std::vector<Candidate>& kept) {
+int64_t draw(const Row& row, Scratch& scratch) {
   const float top = best_score(row);
   if (row.temperature == 0 || !(top > NONE)) return first_with(row, top);
-  const bool has_k = row.top_k > 0 && row.top_k < row.vocab, has_p = row.top_p < 1;
-  if (!has_k && !has_p && row.min_p <= 0) return race_all(row, top);
-  kept.clear();
-  float floor = NONE;
-  double total = 0;
-  if (row.min_p > 0) floor = top + row.temperature * std::log(row.min_p) - 1e-3f * row.temperature;
-  if (has_p && !has_k) {  // tokens below (1 - p)/vocab together weigh less than 1 - p, so the set never needs them
-    total = weight_total(row, top);
-    const double least = (1.0 - row.top_p) * total / double(row.vocab);
-    floor = std::max(floor, float(top + row.temperature * std::log(std::max(least, 1e-37)) - 1e-3 * row.temperature));
-  }
-  collect(row, has_k ? NONE : floor, kept);
-  if (has_k) {
-    const size_t k = std::min<size_t>(row.top_k, kept.size());
-    std::nth_element(kept.begin(), kept.begin() + k, kept.end(), better);
-    kept.resize(k);
-    for (const Candidate& one : kept) total += weight_of(row, one.score, top);
-  }
-  if (has_p) cut_to_top_p(row, top, total, kept);
-  if (row.min_p > 0)
-    kept.erase(std::remove_if(kept.begin(), kept.end(),
-                              [&](const Candidate& one) { return weight_of(row, one.score, top) < row.min_p; }),
-               kept.end());
-  return race_some(row, top, kept);
+  Cut cut;
+  if (row.top_k > 0 && row.top_k < row.vocab) cut = cut_at_top_k(row, row.top_k, scratch.found, scratch.bests);
+  if (row.top_p < 1) cut = cut_at_top_p(row, top, cut, scratch.found);
+  return race(row, top, cut);
 }
 
 }  // namespace
@@ -192,11 +264,11 @@ extern "C" void headrace_sample(const float* scores, const float* temperature, c
                                 int64_t* token_ids, int64_t rows, int64_t vocab, int threads) {
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<Candidate> kept;
+    Scratch scratch;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t r = 0; r < rows; r++)
       token_ids[r] = draw({scores + r * vocab, vocab, temperature[r], top_p[r], min_p[r], top_k[r], uint64_t(seed[r]),
-                           uint32_t(choice[r]), uint32_t(position[r])}, kept);
+                           uint32_t(choice[r]), uint32_t(position[r])}, scratch);
   }
 }
 
