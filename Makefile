@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: setup demo test chaos lint format build clean
+.PHONY: setup demo test chaos bench lint format build clean
 
 setup:
 	@$(PYTHON) scripts/setup_env.py
@@ -18,6 +18,10 @@ test: setup
 # Everything that can go wrong, for some minutes: kills, freezes, lost replies, restarts. SEED=N repeats a run.
 chaos: setup
 	@$(RUN) -m pytest -q -s -n 2 --dist worksteal tests/chaos --chaos-size full $(if $(SEED),--chaos-seed $(SEED))
+
+# Everything that is measured; ONLY="w1 streams" is some of it, QUICK=1 only shows that it works.
+bench: setup
+	@$(RUN) -m benchmarks $(if $(ONLY),--only "$(ONLY)") $(if $(QUICK),--quick)
 
 lint: setup
 	@$(RUN) -m ruff check .

@@ -31,6 +31,7 @@ _SIZED = {
 _CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 _lib = cast("Any", msgpack)  # it has no type information
+_Packer: Any = _lib.Packer
 _ERRORS: tuple[type[Exception], ...] = (ValueError, _lib.UnpackException)
 
 
@@ -55,7 +56,7 @@ def decode(data: bytes, whole: str) -> object:
 def encode(value: object) -> bytes:
     """The value as msgpack. Raises TypeError, ValueError or OverflowError for what that cannot hold."""
     # A packer of one's own with a small buffer: packb reserves a quarter of a megabyte for every call.
-    return cast("bytes", _lib.Packer(buf_size=1024).pack(value))
+    return _Packer(buf_size=1024).pack(value)
 
 
 def _unpacker(data: bytes) -> Any:

@@ -1,7 +1,7 @@
 """The answer to one request as it grows: engine outputs in, payloads of stream entries out.
 
 It counts tokens, detokenises, finds stop strings, keeps the order of `finished` entries and knows which one is
-terminal. It neither sends nor knows ids of entries.
+terminal. It neither sends nor knows ids of entries, nor when what it holds back is due.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..clients.entries import encode, to_map, tokens_map
+from ..clients.entries import to_map, tokens_map
 from ..clients.events import ErrorInfo, Finished, Reason, Timing, TokenLogprobs, Usage
-from ..clients.payload import Kind
+from ..clients.payload import Kind, pack
 from ..engine.choice_text import ChoiceText
 from ..engine.types import ChoiceOutput, Finish
 
@@ -49,7 +49,8 @@ class AnswerChoice:
     text: ChoiceText | None = None  # None where nothing can be decoded: a job that was not understood
     num_tokens: int = 0  # settled ones counted
     ended: bool = False  # its `finished` is written
-    # What is kept back until `finished` where the answer is not streamed:
+    fed: bool = False  # the engine has given something of it in this attempt
+    # What is kept back: until `finished` where the answer is not streamed, else until it is taken.
     kept_ids: list[int] = field(default_factory=list[int])
     kept_texts: list[str] = field(default_factory=list[str])
     kept_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
@@ -58,10 +59,13 @@ class AnswerChoice:
 class Fed(NamedTuple):
     """What one engine output has become."""
 
-    payload: bytes | None = None  # an entry to write
+    payload: bytes | None = None  # an entry to write; None: nothing, or kept back
     num_new: int = 0  # tokens in it
     finish: Finish | None = None  # the choice has ended
     stop_found: bool = False  # by a stop string, of which the engine does not know yet
+
+
+_NOTHING = Fed()
 
 
 @dataclass(slots=True)
@@ -73,6 +77,7 @@ class Answer:
     with_logprobs: bool
     choices: list[AnswerChoice]
     times: Times
+    holds_back: bool = False  # streamed, but tokens after a choice's first are kept until `take_held`
     num_prompt_tokens: int = 0
     prompt_logprobs_due: bool = False  # asked for, and not published yet
     cached: int | None = None  # prompt tokens from the prefix cache; None before the first output
@@ -87,7 +92,32 @@ class Answer:
         """Take an engine output of this request; `now_ms` is the server's clock."""
         choice = self.choices[output.choice]
         if choice.ended or choice.text is None:
-            return Fed()
+            return _NOTHING
+        first = not choice.fed
+        if first:
+            self._first_of(choice, output, now_ms)
+        before, token_ids, logprobs, finish = choice.num_tokens, output.token_ids, output.logprobs, output.finish
+        text, stop, stop_index = choice.text.feed(token_ids)
+        if stop is not None and stop_index is not None:
+            token_ids = token_ids[: stop_index - before]
+            logprobs = logprobs[: len(token_ids)]
+            finish = Finish("stop", stop=stop)
+        num_new = len(token_ids)
+        choice.num_tokens = before + num_new
+        if finish is None and self.stream and num_new and (first or not self.holds_back):  # nearly always
+            return Fed(self._tokens(output.choice, before, token_ids, text, logprobs), num_new)
+        self._keep(choice, token_ids, text, logprobs)
+        if finish is None:
+            return _NOTHING
+        self._keep(choice, (), choice.text.end(), ())
+        error = None if finish.error is None else ErrorInfo(finish.error, finish.message)
+        num_new = len(choice.kept_ids)
+        payload = self._finished(output.choice, finish.reason, now_ms, stop=finish.stop, error=error)
+        return Fed(payload, num_new, finish, stop is not None and output.finish is None)
+
+    def _first_of(self, choice: AnswerChoice, output: ChoiceOutput, now_ms: float) -> None:
+        """Take what an engine output says only, or says already, when it is a choice's first."""
+        choice.fed = True
         if self.cached is None or output.cached_tokens < self.cached:
             # Choices beyond the first may be served from what the first has just computed, which is no saving.
             self.cached = output.cached_tokens
@@ -95,23 +125,17 @@ class Answer:
             self.times.first_token_at_ms = now_ms
         if output.prompt_logprobs is not None and self.prompt_logprobs_due:
             self.kept_prompt_logprobs, self.prompt_logprobs_due = output.prompt_logprobs, False
-        before, token_ids, logprobs, finish = choice.num_tokens, output.token_ids, output.logprobs, output.finish
-        chunk = choice.text.feed(token_ids)
-        if chunk.stop is not None and chunk.stop_index is not None:
-            token_ids = token_ids[: chunk.stop_index - before]
-            logprobs = logprobs[: len(token_ids)]
-            finish = Finish("stop", stop=chunk.stop)
-        choice.num_tokens = before + len(token_ids)
-        if finish is None and self.stream and token_ids:  # nearly always
-            return Fed(self._tokens(output.choice, before, token_ids, chunk.text, logprobs), len(token_ids))
-        self._keep(choice, token_ids, chunk.text, logprobs)
-        if finish is None:
-            return Fed()
-        self._keep(choice, (), choice.text.end(), ())
-        error = None if finish.error is None else ErrorInfo(finish.error, finish.message)
-        num_new = len(choice.kept_ids)
-        payload = self._finished(output.choice, finish.reason, now_ms, stop=finish.stop, error=error)
-        return Fed(payload, num_new, finish, chunk.stop is not None and output.finish is None)
+
+    def take_held(self) -> list[tuple[bytes, int]]:
+        """What has been held back of a streamed answer: for each choice that has something, an entry and its tokens."""
+        taken: list[tuple[bytes, int]] = []
+        for index, choice in enumerate(self.choices if self.stream else ()):
+            if kept_ids := choice.kept_ids:
+                first, text = choice.num_tokens - len(kept_ids), "".join(choice.kept_texts)
+                payload = self._tokens(index, first, kept_ids, text, choice.kept_logprobs)
+                taken.append((payload, len(kept_ids)))
+                choice.kept_ids, choice.kept_texts, choice.kept_logprobs = [], [], []
+        return taken
 
     def close(self, choice: int, reason: Reason, now_ms: float, stop: int | str | None = None) -> bytes:
         """End one choice without further tokens: its `finished`, with the text that was held back."""
@@ -145,7 +169,8 @@ class Answer:
         self, index: int, first: int, token_ids: Sequence[int], text: str, logprobs: Sequence[TokenLogprobs]
     ) -> bytes:
         lp = logprobs if self.with_logprobs else None
-        return encode(tokens_map(first, token_ids, text, index, lp, self._take_prompt_logprobs()), self.kind)[1]
+        plp = None if self.kept_prompt_logprobs is None else self._take_prompt_logprobs()
+        return pack(tokens_map(first, token_ids, text, index, lp, plp), self.kind)
 
     def _finished(
         self, index: int, reason: Reason, now_ms: float, *, stop: int | str | None, error: ErrorInfo | None
@@ -173,7 +198,7 @@ class Answer:
             prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
         )
         choice.kept_ids, choice.kept_texts, choice.kept_logprobs = [], [], []
-        return encode(to_map(event), self.kind)[1]
+        return pack(to_map(event), self.kind)
 
     def _usage(self) -> Usage:
         completion = sum(choice.num_tokens for choice in self.choices)

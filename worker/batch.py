@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .cluster import AnyLink
 from .connection import Failed
-from .lua import Args
+from .lua import Command
 
-Handler = Callable[[Any], None]  # takes a reply, or `Failed`
+Handler = Callable[[Any], None]  # takes a reply, or `Failed`; of a run, the list of them
 
 
 class Batch:
     """One pipeline. Handlers run in the order of the commands, after all replies are in."""
 
     def __init__(self) -> None:
-        self._commands: list[Args] = []
-        self._handlers: list[Handler] = []
+        self._commands: list[Command] = []
+        self._handlers: list[tuple[Handler, int]] = []  # with the length of its run; 0 for a single command
 
     def __len__(self) -> int:
         """Number of commands."""
         return len(self._commands)
 
-    def add(self, command: Args, handler: Handler) -> None:
+    def add(self, command: Command, handler: Handler) -> None:
         """Add one command."""
         self._commands.append(command)
-        self._handlers.append(handler)
+        self._handlers.append((handler, 0))
+
+    def add_run(self, commands: Sequence[Command], handler: Callable[[list[Any]], None]) -> None:
+        """Add commands of one kind, whose outcomes are handled together: a step has hundreds of them."""
+        if commands:
+            self._commands += commands
+            self._handlers.append((handler, len(commands)))
 
     def send(self, link: AnyLink) -> None:
         """Send all commands; `finish` must follow."""
@@ -35,6 +41,10 @@ class Batch:
     def finish(self, link: AnyLink) -> set[str]:
         """Read all replies and handle all outcomes. Returns the codes of those that failed."""
         outcomes = link.finish(len(self._commands))
-        for handler, outcome in zip(self._handlers, outcomes, strict=True):
-            handler(outcome)
+        if len(outcomes) != len(self._commands):
+            raise RuntimeError(f"{len(outcomes)} outcomes for {len(self._commands)} commands")
+        first = 0
+        for handler, length in self._handlers:
+            handler(outcomes[first : first + length] if length else outcomes[first])
+            first += length or 1
         return {outcome.code for outcome in outcomes if isinstance(outcome, Failed)}

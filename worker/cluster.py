@@ -17,7 +17,8 @@ from redis.crc import key_slot
 
 from .connection import Failed, Link
 from .errors import LinkError
-from .lua import Arg, Args
+from .frame import hash_tag
+from .lua import Arg, Command
 
 _NUM_SLOTS: Final = 16384
 # Where the key stands in commands that do not have it first; those without a key go to any node.
@@ -105,23 +106,27 @@ class ClusterLink:
         self._owners = owners
         self._stale = None in owners
 
-    def _link_of(self, command: Args) -> Link | None:
+    def _slot_of(self, command: Command) -> int:
+        if isinstance(command, bytes):
+            return slot_of(hash_tag(command))
         name = cast("bytes", command[0])
-        slot = self._home_slot if name in _WITHOUT_KEY else slot_of(command[_KEY_AT.get(name, 1)])
-        owner = self._owners[slot]
+        return self._home_slot if name in _WITHOUT_KEY else slot_of(command[_KEY_AT.get(name, 1)])
+
+    def _link_of(self, command: Command) -> Link | None:
+        owner = self._owners[self._slot_of(command)]
         link = None if owner is None else self._links.get(owner)
         return link if link is not None and link.is_connected else None
 
     # --- as Link ------------------------------------------------------------------------------------------------------
 
-    def exchange(self, commands: Sequence[Args]) -> list[Any]:
+    def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """Send all commands, to each node its own, and read all replies; one outcome each."""
         if not commands:
             return []
         self.start(commands)
         return self.finish(len(commands))
 
-    def start(self, commands: Sequence[Args]) -> None:
+    def start(self, commands: Sequence[Command]) -> None:
         """The first half of `exchange`."""
         self._sent = [self._link_of(command) for command in commands]
         for link in dict.fromkeys(link for link in self._sent if link is not None):
@@ -142,7 +147,7 @@ class ClusterLink:
         if codes & {"MOVED", "ASK", "CLUSTERDOWN", "LOST"}:
             self._stale = True
 
-    def send(self, command: Args) -> None:
+    def send(self, command: Command) -> None:
         """Send one command without waiting for its reply. Raises LinkError."""
         self._single = self._link_of(command)
         if self._single is None:

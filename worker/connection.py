@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from . import lua
 from .errors import LinkError
-from .lua import Args
+from .lua import Args, Command
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
@@ -134,7 +134,7 @@ class Link:
         self._scripts_loaded = True
         self._pause_s = 0.0
 
-    def exchange(self, commands: Sequence[Args]) -> list[Any]:
+    def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """Send all commands together and read all replies; one outcome each, `Failed` where there is no result.
 
         When the connection is lost on the way, the commands without a reply come out as LOST.
@@ -142,7 +142,7 @@ class Link:
         self.start(commands)
         return self.finish(len(commands))
 
-    def start(self, commands: Sequence[Args]) -> None:
+    def start(self, commands: Sequence[Command]) -> None:
         """The first half of `exchange`: send. A failure shows in `finish`, which must follow."""
         with contextlib.suppress(LinkError):
             self.send(*commands)
@@ -151,8 +151,9 @@ class Link:
         """The second half of `exchange`: read the replies to as many commands."""
         outcomes: list[Any] = []
         try:
+            read = self.read
             for _ in range(num_commands):
-                outcomes.append(self.read())  # noqa: PERF401  those before a failure are kept
+                outcomes.append(read())  # noqa: PERF401  those before a failure are kept
         except LinkError as error:
             outcomes += [Failed("LOST", str(error))] * (num_commands - len(outcomes))
         self._heed(outcomes)
@@ -172,12 +173,12 @@ class Link:
         self._next_try_s = time.monotonic() + self._pause_s
         self.close()
 
-    def send(self, *commands: Args) -> None:
+    def send(self, *commands: Command) -> None:
         """Send commands without waiting for their replies. Raises LinkError."""
         try:
             if self._socket is None:
                 raise LinkError("not connected")
-            self._socket.sendall(b"".join([_pack(command) for command in commands]))
+            self._socket.sendall(b"".join([each if isinstance(each, bytes) else _pack(each) for each in commands]))
         except OSError as error:
             self._back_off(str(error))
             raise LinkError(str(error)) from error
@@ -188,7 +189,7 @@ class Link:
         while reply is _NOT_ENOUGH:
             self._receive()
             reply = self._reader.gets()
-        return reply.outcome() if isinstance(reply, _ReplyError) else reply
+        return reply.outcome() if type(reply) is _ReplyError else reply
 
     def _receive(self) -> None:
         try:

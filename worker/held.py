@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 
 from ..clients.errors import InvalidEntryError, InvalidJobError, shown_name
 from ..clients.events import ErrorInfo, JobRef
@@ -13,24 +13,25 @@ from ..clients.job import Job, decode_entry
 from ..clients.payload import Kind
 from .answer import Answer
 from .attempt import Begin
+from .frame import frame_head
 from .history import History, RawEntry
 from .lease import Lease, Leases
 from .writer import Writer
 
 
-class Stage(Enum):
-    """How far an entry has come."""
+class Stage(IntEnum):
+    """How far an entry has come. The numbers count from 0: `Memory` keeps a list by stage."""
 
-    DECODE = "decode"  # a large payload is being decoded in the pool
-    READ = "read"  # its stream is to be read
-    ASK = "ask"  # whether the last attempt's entry is still pending is to be asked
-    WAIT = "wait"  # may not be begun beside what runs, or its lease is in doubt; read again when it may
-    START = "start"  # `started` is on its way
-    PREPARE = "prepare"  # being rendered and tokenised
-    RUN = "run"  # the engine has it
-    END = "end"  # all is written, not all of it is known to be in
-    ACKNOWLEDGE = "acknowledge"
-    HAND_BACK = "hand back"
+    DECODE = 0  # a large payload is being decoded in the pool
+    READ = 1  # its stream is to be read
+    ASK = 2  # whether the last attempt's entry is still pending is to be asked
+    WAIT = 3  # may not be begun beside what runs, or its lease is in doubt; read again when it may
+    START = 4  # `started` is on its way
+    PREPARE = 5  # being rendered and tokenised
+    RUN = 6  # the engine has it
+    END = 7  # all is written, not all of it is known to be in
+    ACKNOWLEDGE = 8
+    HAND_BACK = 9
 
 
 BEFORE_START = frozenset({Stage.DECODE, Stage.READ, Stage.ASK, Stage.WAIT})
@@ -47,6 +48,10 @@ class Channel:
     writer: Writer
     flag_seen_s: float = 0.0  # monotonic time at which a reply last told whether the request is cancelled
     renewals: int = -1  # of the lease, when the stream's TTL was last set; -1: not since `started`
+    frame_head: bytes = field(init=False)  # what each of its appends begins with on the wire
+
+    def __post_init__(self) -> None:
+        self.frame_head = frame_head(self.out, self.cancel)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +59,7 @@ class Held:
     """One job entry in memory. Compared by identity."""
 
     ref: JobRef
-    stage: Stage
+    _stage: Stage
     lease: Lease = field(default_factory=lambda: Lease(0.0))  # set when memory takes it
     request_id: str | None = None  # None: the entry has no valid id
     kind: Kind = "d"
@@ -73,6 +78,20 @@ class Held:
     dead: ErrorInfo | None = None  # the acknowledgement copies the job to the dead-letter stream
     released: bool = False  # `released` is written: hand back once it is in
     deadline_ms: int | None = None  # server's clock
+    flush_at_s: float = 0.0  # monotonic time before which what is held back of its tokens stays so
+    num_at: list[int] | None = None  # of the memory that holds it: the number of entries by stage
+
+    @property
+    def stage(self) -> Stage:
+        """How far it has come."""
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: Stage) -> None:
+        if self.num_at is not None:
+            self.num_at[self._stage] -= 1
+            self.num_at[stage] += 1
+        self._stage = stage
 
     @property
     def engine_id(self) -> str:
@@ -128,16 +147,23 @@ class Memory:
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
         self._held: dict[JobRef, Held] = {}
+        self._num_at = [0] * len(Stage)
 
     def add(self, held: Held, since_s: float) -> None:
         """Hold an entry given to this worker by a command that was sent at `since_s` (monotonic)."""
+        if held.ref in self._held:
+            raise ValueError(f"{held.ref.entry_id} is held already")
         self._held[held.ref] = held
+        held.num_at = self._num_at
+        self._num_at[held.stage] += 1
         held.lease = self._leases.hold(held.ref, since_s)
 
     def drop(self, held: Held) -> None:
         """Hold it no longer."""
         if self.has(held):
             del self._held[held.ref]
+            held.num_at = None
+            self._num_at[held.stage] -= 1
             self._leases.release(held.ref)
 
     def __contains__(self, ref: object) -> bool:
@@ -158,7 +184,17 @@ class Memory:
 
     def at(self, *stages: Stage) -> list[Held]:
         """The entries in these stages."""
-        return [held for held in self._held.values() if held.stage in stages]
+        for stage in stages:
+            if self._num_at[stage]:
+                return [held for held in self._held.values() if held.stage in stages]
+        return []  # most often, and without a look at all that is held
+
+    def num_at(self, *stages: Stage) -> int:
+        """How many entries are in these stages: counted as they move, so that asking costs nothing."""
+        num = 0
+        for stage in stages:
+            num += self._num_at[stage]
+        return num
 
     def alone(self) -> list[Held]:
         """The entries that must be run apart from all others."""

@@ -38,6 +38,7 @@ _SHORT_WAIT_S = 0.01
 _STATS_EVERY_S = 0.2
 _MOST_ENGINE_ERRORS = 3  # in a row
 _BEGINNING = (Stage.READ, Stage.ASK, Stage.START)
+_COMING = (*BEFORE_START, Stage.START, Stage.PREPARE)  # to the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Loop:
             self._finish(batch)
             if output is not None:
                 self._running.publish(output)
-            if self._context.memory.at(*_BEGINNING) or not self._engine.has_work:
+            if self._context.memory.num_at(*_BEGINNING) or not self._engine.has_work:
                 self._exchange(first=False)
         else:
             self._exchange(first=True)
@@ -157,7 +158,7 @@ class Loop:
                 return
             first = False
             batch.send(self._link)
-            if not self._finish(batch) or (self._engine.has_work and not self._context.memory.at(*_BEGINNING)):
+            if not self._finish(batch) or (self._engine.has_work and not self._context.memory.num_at(*_BEGINNING)):
                 return
 
     def _new_connection(self) -> None:
@@ -189,15 +190,15 @@ class Loop:
         """How many entries may be taken now."""
         if self._drain.is_on or self._outbox.out_of_memory or self._outbox.is_blocked or self._beginner.is_closed:
             return 0
-        coming = len(self._context.memory.at(*BEFORE_START, Stage.START, Stage.PREPARE))
-        return min(self._context.settings.take_limit, self._engine.room() - coming)
+        room = self._engine.room()
+        return min(self._context.settings.take_limit, room - self._context.memory.num_at(*_COMING)) if room else 0
 
     def _hand_back_surplus(self) -> None:
         """A blocking read can give one job of each stream; what is beyond the room goes back at once."""
         fresh = self._context.memory.at(Stage.DECODE, Stage.READ)
-        surplus = len(self._context.memory.at(*BEFORE_START, Stage.START, Stage.PREPARE)) - self._engine.room()
-        for held in fresh[max(len(fresh) - surplus, 0) :] if surplus > 0 else ():
-            held.stage = Stage.HAND_BACK
+        if fresh and (surplus := self._context.memory.num_at(*_COMING) - self._engine.room()) > 0:
+            for held in fresh[max(len(fresh) - surplus, 0) :]:
+                held.stage = Stage.HAND_BACK
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
@@ -208,7 +209,7 @@ class Loop:
             self._engine_failed(error)
             return None
         self._num_engine_errors = 0
-        if output.scheduled:
+        if output.rows:
             self._context.leases.progress()
         else:
             self._control.wait(_SHORT_WAIT_S)  # nothing can run; renewals end if that lasts beyond the watchdog

@@ -9,7 +9,8 @@ from __future__ import annotations
 from ..clients.lua import APPEND, Script, load_script
 
 Arg = bytes | str | int
-Args = tuple[Arg, ...]  # one command as it goes to the server
+Args = tuple[Arg, ...]  # one command, to be packed
+Command = Args | bytes  # bytes: packed already (`frame`)
 
 _PACKAGE = __package__ or "headrace.worker"
 

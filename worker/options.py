@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HOUR_S = 3600.0
+LONGEST_FLUSH_INTERVAL_S = 10.0  # readers give up on a stream that is silent for too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class WorkerSettings:
     num_prepare_threads: int = 2
     socket_timeout_s: float = 5.0
     janitor_every_s: float = 300.0  # how often it looks for names that crashed workers have left in the groups
+    flush_interval_s: float = 0.0  # tokens of a request are written at most so often; 0: with every step
     burst: bool = False  # end when the queue is empty and nothing runs
 
     def __post_init__(self) -> None:
@@ -42,6 +44,8 @@ class WorkerSettings:
                 raise ValueError(f"{name} must be above 0")
         if self.drain_timeout_s < 0:
             raise ValueError("drain_timeout_s must not be below 0")
+        if not 0 <= self.flush_interval_s <= LONGEST_FLUSH_INTERVAL_S:
+            raise ValueError(f"flush_interval_s must be from 0 to {LONGEST_FLUSH_INTERVAL_S:g}")
         if self.max_attempts < 1 or self.take_limit < 1 or self.num_prepare_threads < 1:
             raise ValueError("max_attempts, take_limit and num_prepare_threads must be at least 1")
         if self.queue_ttl_s <= HOUR_S:

@@ -16,8 +16,9 @@ from . import lua
 from .batch import Batch
 from .connection import Failed
 from .context import Context
+from .frame import frame_append
 from .held import Channel, Held, Stage
-from .writer import Append, Entry, WriterState
+from .writer import Append, WriterState
 
 # Idle time of an entry handed back: above any lease, so that whoever looks for idle entries takes it at once.
 HANDED_BACK_IDLE_MS = 365 * 86_400_000
@@ -31,6 +32,9 @@ class Outbox:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._kept: deque[tuple[float, Channel]] = deque()  # ended ones, until a lease after their end (monotonic)
+        # Those of them whose ends the server may have lost. Only these are looked at in each turn: a worker ends
+        # hundreds of short requests within a lease.
+        self._repaired: list[tuple[float, Channel]] = []
         self._pause_s = 0.0
         self._not_before_s = 0.0
         self._refused = False  # the server did not take a write of the pipeline whose outcomes come in
@@ -43,26 +47,30 @@ class Outbox:
         settings = self._context.settings
         # A stream of one's own making must not stay for a day if nothing follows; one that others wait on must not end.
         ttl_s = settings.queue_ttl_s if channel.writer.base_id else 2 * settings.lease_s
-        channel.writer.add(Entry(payload, int(ttl_s * 1000)))
+        channel.writer.add(payload, int(ttl_s * 1000))
         held.channel = channel
         held.stage = Stage.START
 
-    def append(self, held: Held, payload: bytes, *, num_tokens: int = 0, terminal: bool = False) -> None:
+    def append(self, held: Held, payload: bytes, num_tokens: int = 0, terminal: bool = False) -> None:
         """Put an entry at the end of a request's chain."""
-        channel, settings = _channel(held), self._context.settings
+        channel = held.channel
+        if channel is None:
+            raise RuntimeError("an entry that has not begun cannot be written to")
         ttl_ms = 0
         if terminal:
-            ttl_ms = int(settings.result_ttl_s * 1000)
+            ttl_ms = int(self._context.settings.result_ttl_s * 1000)
         elif held.lease.renewals != channel.renewals:
             channel.renewals = held.lease.renewals
-            ttl_ms = int(settings.queue_ttl_s * 1000)
-        channel.writer.add(Entry(payload, ttl_ms, clears_flag=terminal, num_tokens=num_tokens))
+            ttl_ms = int(self._context.settings.queue_ttl_s * 1000)
+        channel.writer.add(payload, ttl_ms, terminal, num_tokens)
         if terminal:
             self.end(held)
 
     def end(self, held: Held) -> None:
         """Nothing follows what is in the chain now."""
-        _channel(held).writer.ended = True
+        if held.channel is None:
+            raise RuntimeError("an entry that has not begun cannot end")
+        held.channel.writer.ended = True
         held.stage = Stage.END
 
     # --- sending ------------------------------------------------------------------------------------------------------
@@ -74,12 +82,12 @@ class Outbox:
 
     def reconnected(self) -> None:
         """The connection is a new one: the last entry of everything kept is sent again, before any acknowledgement."""
-        for channel in self._channels():
+        for held in self._context.memory:
+            if held.channel is not None:
+                held.channel.writer.reconnected()
+        for _, channel in self._kept:
             channel.writer.reconnected()
-
-    def _channels(self) -> list[Channel]:
-        running = [held.channel for held in self._context.memory if held.channel is not None]
-        return running + [channel for _, channel in self._kept]
+        self._repaired = list(self._kept)
 
     def collect(self, batch: Batch) -> None:
         """Add what is due to an empty pipeline."""
@@ -88,44 +96,42 @@ class Outbox:
             return
         while self._kept and self._kept[0][0] <= now_s:
             self._kept.popleft()
-        verified = True  # whether the last entries of everything kept are known to be in
+        appends, leases = _Appends(batch), self._context.leases
         for held in self._context.memory:
-            channel = held.channel
-            if channel is not None and not channel.writer.is_quiet:
-                self._collect_writes(batch, channel, held, now_s)
-                verified = verified and not channel.writer.probing
-        for _, channel in self._kept:
-            if channel.writer.probing or not channel.writer.complete:
-                self._collect_writes(batch, channel, None, now_s)
-                verified = verified and not channel.writer.probing
-        if verified:
+            if (channel := held.channel) is not None:
+                # who may publish may begin
+                may_write = leases.may_publish(held.lease, now_s) or (
+                    held.stage is Stage.START and leases.may_begin(held.lease, now_s)
+                )
+                appends.collect(channel, may_write)
+        self._collect_repairs(appends, now_s)
+        batch.add_run(appends.commands, partial(self._appended, appends.sent))
+        if appends.verified:
             self._collect_last(batch)
         if not len(batch):
             self._pause_s, self.out_of_memory = 0.0, False  # nothing is held up
 
-    def _collect_writes(self, batch: Batch, channel: Channel, held: Held | None, now_s: float) -> None:
-        writer = channel.writer
-        if writer.must_verify:
-            first = writer.id_of(0)
-            batch.add((b"XRANGE", channel.out, first, first), writer.verified)
-            return
-        if held is not None and not self._may_write(held, now_s):
-            return
-        for append in writer.due():
-            batch.add(_command(channel, append), partial(self._appended, channel, append))
+    def _collect_repairs(self, appends: _Appends, now_s: float) -> None:
+        self._repaired = [
+            (until_s, channel)
+            for until_s, channel in self._repaired
+            if until_s > now_s and (channel.writer.probing or not channel.writer.complete)
+        ]
+        for _, channel in self._repaired:
+            appends.collect(channel, True)
 
-    def _may_write(self, held: Held, now_s: float) -> bool:
-        leases = self._context.leases
-        if held.stage is Stage.START:
-            return leases.may_begin(held.lease, now_s)
-        return leases.may_publish(held.lease, now_s)
-
-    def _appended(self, channel: Channel, append: Append, outcome: Any) -> None:
-        if self._note(outcome) and outcome[0] == 1:
-            channel.flag_seen_s = time.monotonic()
-        if append.again:
-            self._context.counters.resent += 1
-        channel.writer.reply(append.seq, outcome)
+    def _appended(self, sent: list[tuple[Channel, Append]], outcomes: list[Any]) -> None:
+        now_s = time.monotonic()
+        for (channel, append), outcome in zip(sent, outcomes, strict=True):
+            if isinstance(outcome, Failed):
+                self._note(outcome)
+            else:
+                self.out_of_memory, self._pause_s = False, 0.0
+                if outcome[0] == 1:
+                    channel.flag_seen_s = now_s
+            if append.again:
+                self._context.counters.resent += 1
+            channel.writer.reply(append.seq, outcome)
 
     def _note(self, outcome: Any) -> bool:
         """Remember what the outcome of a write says of the server. Whether there is a result."""
@@ -211,17 +217,25 @@ class Outbox:
         held.stage = Stage.ACKNOWLEDGE
 
 
-def _channel(held: Held) -> Channel:
-    if held.channel is None:
-        raise RuntimeError("an entry that has not begun cannot be written to")
-    return held.channel
+class _Appends:
+    """The due entries of all channels, on their way into one pipeline."""
 
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self.commands: list[lua.Command] = []
+        self.sent: list[tuple[Channel, Append]] = []  # one for each of the commands
+        self.verified = True  # whether the last entries of all that was collected are known to be in
 
-def _command(channel: Channel, append: Append) -> lua.Args:
-    """The compare-and-append of one entry. Written out, since it is made once for every token."""
-    _, previous_id, entry_id, entry, _ = append
-    clears = b"1" if entry.clears_flag else b"0"
-    return (
-        *(b"EVALSHA", lua.APPEND.sha, 2, channel.out, channel.cancel),
-        *(previous_id, entry_id, channel.writer.field, entry.payload, entry.ttl_ms, clears),
-    )
+    def collect(self, channel: Channel, may_write: bool) -> None:
+        """Add what is due of one channel."""
+        writer = channel.writer
+        if writer.in_doubt:
+            self.verified = self.verified and not writer.probing
+            if writer.must_verify:
+                first = writer.id_of(0)
+                self._batch.add((b"XRANGE", channel.out, first, first), writer.verified)
+                return
+        if may_write:
+            for append in writer.due():
+                self.commands.append(frame_append(channel.frame_head, writer.field, append))
+                self.sent.append((channel, append))

@@ -12,7 +12,7 @@ from ..engine.types import EngineConfig
 from .connection_url import DEFAULT_URL, check_url, with_password
 from .exit_codes import UsageError
 from .flags import Flag, FlagSettings
-from .options import WorkerSettings
+from .options import LONGEST_FLUSH_INTERVAL_S, WorkerSettings
 from .units import parse_duration_s, parse_size_bytes
 
 _ENGINE = EngineConfig()
@@ -199,6 +199,16 @@ class WorkerFlags(ServerFlags, EngineFlags):
         Annotated[int, BeforeValidator(parse_size_bytes), Field(ge=1)],
         Flag("largest payload of a job", "a size such as 8MiB or 500KB", metavar="SIZE", panel="Worker"),
     ] = _WORKER.max_payload_bytes
+    flush_interval: Annotated[
+        Seconds,
+        Field(le=LONGEST_FLUSH_INTERVAL_S),
+        Flag(
+            "join a request's tokens so that they are written at most so often; 0 writes with every step",
+            f"{DURATION_RULE}, at most 10s",
+            metavar="DURATION",
+            panel="Worker",
+        ),
+    ] = _WORKER.flush_interval_s
     burst: Annotated[bool, Flag("end once the queue is empty", "true or false", panel="Worker")] = False
     check: Annotated[
         bool, Flag("load the model, look at the server, say what is there and end", "true or false", panel="Worker")
@@ -218,6 +228,7 @@ class WorkerFlags(ServerFlags, EngineFlags):
                 queue_ttl_s=self.queue_ttl,
                 result_ttl_s=self.result_ttl,
                 max_payload_bytes=self.max_payload,
+                flush_interval_s=self.flush_interval,
                 burst=self.burst,
             )
         except ValueError as error:

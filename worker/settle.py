@@ -13,6 +13,8 @@ from .running import Running
 from .start import Starter
 from .writer import WriterState
 
+_OPEN, _RUN = WriterState.OPEN, Stage.RUN  # a global is found faster than a member of an enumeration
+
 
 class Settler:
     """The transitions between the parts; the parts themselves know nothing of each other's."""
@@ -41,12 +43,14 @@ class Settler:
             channel = held.channel
             if channel is None:
                 continue
-            writer = channel.writer
-            if writer.state is not WriterState.OPEN:
+            writer, stage = channel.writer, held.stage
+            if writer.state is not _OPEN:
                 self._lost(held, writer.state, writer.error)
-            elif held.stage is Stage.START and writer.begun:
+            elif stage is _RUN:
+                continue  # most of them
+            elif stage is Stage.START and writer.begun:
                 self._starter.started(held)
-            elif held.stage is Stage.END and writer.complete:
+            elif stage is Stage.END and writer.complete:
                 self._complete(held)
 
     def _complete(self, held: Held) -> None:

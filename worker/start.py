@@ -118,6 +118,7 @@ class Starter:
             with_logprobs=job is not None and job.logprobs is not None,
             choices=choices,
             times=Times(held.entry_ms),
+            holds_back=self._context.settings.flush_interval_s > 0 and (job is None or job.stream),
             prompt_logprobs_due=job is not None and job.prompt_logprobs is not None and not history.has_prompt_logprobs,
         )
 

@@ -4,8 +4,11 @@ Pure: it knows neither sockets nor Redis. `due` says which entries to send now; 
 are told what came back. The rules are those of docs/protocol.md, "A worker", 3; sending an entry again is always
 right, because the server compares before it appends.
 
-    entries   0 ……………… confirmed ……………… sent ……………… len(entries)
+    entries   0 ……………… confirmed ……………… sent ……………… len(payloads)
               known to be in       in flight         not sent yet
+
+What is kept of an entry is its payload, as one list; what only few entries have lies beside it. Hundreds of requests
+keep hundreds of entries each, which as objects of their own would cost Python's collector a walk over all of them.
 """
 
 from __future__ import annotations
@@ -25,23 +28,19 @@ class WriterState(Enum):
     BROKEN = "broken"  # an error that does not pass: drop, leave the entry pending
 
 
-class Entry(NamedTuple):
-    """One entry as it is sent, and sent again, byte for byte."""
-
-    payload: bytes
-    ttl_ms: int = 0  # 0: leave the stream's TTL as it is
-    clears_flag: bool = False  # delete the cancel flag with it (the terminal entry)
-    num_tokens: int = 0  # tokens that it settles
+_OPEN = WriterState.OPEN  # a global is found faster than a member of an enumeration
 
 
 class Append(NamedTuple):
-    """One compare-and-append to send."""
+    """One compare-and-append to send: sent again, it is the same byte for byte."""
 
     seq: int
     previous_id: bytes  # what must be the newest id; empty for no stream
     entry_id: bytes
-    entry: Entry
-    again: bool = False  # it was sent before
+    payload: bytes
+    ttl_ms: int  # 0: leave the stream's TTL as it is
+    clears_flag: bool  # delete the cancel flag with it (the terminal entry)
+    again: bool  # it was sent before
 
 
 class Writer:
@@ -51,7 +50,10 @@ class Writer:
         self.base_id = base_id
         self.attempt_ms = attempt_ms
         self.field = field
-        self.entries: list[Entry] = []
+        self.payloads: list[bytes] = []
+        self._ttls_ms: dict[int, int] = {}  # of the entries that set the stream's TTL
+        self._clearing = -1  # the entry that deletes the cancel flag, if there is one
+        self._settling = -1  # the first entry that settles a token, if there is one
         self.confirmed = 0  # entries [0, confirmed) are known to be in
         self.sent = 0  # entries [confirmed, sent) are in flight
         self._tried = 0  # entries [0, tried) were sent at least once
@@ -64,9 +66,16 @@ class Writer:
         self.error = ""  # of BROKEN
         self._claim: int | None = None  # the server says that the newest entry is this one of ours: to be verified
 
-    def add(self, entry: Entry) -> None:
-        """Put an entry at the end of the chain."""
-        self.entries.append(entry)
+    def add(self, payload: bytes, ttl_ms: int = 0, clears_flag: bool = False, num_tokens: int = 0) -> None:
+        """Put an entry at the end of the chain; `num_tokens` is how many it settles. For the rest see `Append`."""
+        seq = len(self.payloads)
+        self.payloads.append(payload)
+        if ttl_ms:
+            self._ttls_ms[seq] = ttl_ms
+        if clears_flag:
+            self._clearing = seq
+        if num_tokens and self._settling < 0:
+            self._settling = seq
 
     def id_of(self, seq: int) -> bytes:
         """Entry id `A-K`; for seq -1 the id that the chain is built on."""
@@ -80,7 +89,7 @@ class Writer:
     @property
     def complete(self) -> bool:
         """Whether all that this attempt will write is known to be in."""
-        return self.state is WriterState.OPEN and self.ended and self.confirmed == len(self.entries)
+        return self.state is WriterState.OPEN and self.ended and self.confirmed == len(self.payloads)
 
     @property
     def probing(self) -> bool:
@@ -88,30 +97,35 @@ class Writer:
         return self._probing and self.state is WriterState.OPEN
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether what the server has of this chain is not known for sure: `probing`, or `must_verify`."""
+        return self._probing or self._claim is not None
+
+    @property
     def must_verify(self) -> bool:
         """Whether `started` is to be read back, to see whether entries with this attempt's ids are really its own."""
         return self._claim is not None and self.state is WriterState.OPEN
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether there is nothing to send, and no question open."""
-        return self.sent == len(self.entries) and self._claim is None and not self._probing
-
-    @property
     def has_settled(self) -> bool:
         """Whether a token of this attempt is known to be in."""
-        return any(entry.num_tokens for entry in self.entries[: self.confirmed])
+        return 0 <= self._settling < self.confirmed
 
     def due(self) -> list[Append]:
         """The entries to send now; they count as sent. Nothing follows `started` before its reply."""
-        first, end = self.sent, len(self.entries) if self.confirmed else min(1, len(self.entries))
-        if first >= end or self.state is not WriterState.OPEN or self._claim is not None:
+        first, end = self.sent, len(self.payloads)
+        if not self.confirmed:
+            end = min(1, end)
+        if first >= end or self.state is not _OPEN or self._claim is not None:
             return []
         previous_id = self._last_id if first == self._last_seq + 1 else self.id_of(first - 1)
         appends: list[Append] = []
         for seq in range(first, end):
             entry_id: bytes = b"%d-%d" % (self.attempt_ms, seq)
-            appends.append(Append(seq, previous_id, entry_id, self.entries[seq], seq < self._tried))
+            ttl_ms, clears_flag = self._ttls_ms.get(seq, 0), seq == self._clearing
+            appends.append(
+                Append(seq, previous_id, entry_id, self.payloads[seq], ttl_ms, clears_flag, seq < self._tried)
+            )
             previous_id = entry_id
         self.sent, self._last_seq, self._last_id = end, end - 1, previous_id
         self._tried = max(self._tried, end)
@@ -119,15 +133,17 @@ class Writer:
 
     def reply(self, seq: int, outcome: Any) -> None:
         """Take the outcome of sending entry `seq`: `[1, flag]`, `[0, newest id]`, or `Failed`."""
-        if self.state is not WriterState.OPEN:
+        if self.state is not _OPEN:
             return
         if isinstance(outcome, Failed):
             self._failed(seq, outcome)
             return
         status, detail = outcome
         if status == 1:
-            self.confirmed = max(self.confirmed, seq + 1)
-            self.cancelled = self.cancelled or detail == 1
+            if seq >= self.confirmed:
+                self.confirmed = seq + 1
+            if detail == 1:
+                self.cancelled = True
             self._probing = False
         else:
             self._refused(bytes(detail))
@@ -153,7 +169,7 @@ class Writer:
     def _seq_of(self, newest: bytes) -> int | None:
         """Which entry of this chain has that id, if one may have."""
         attempt, _, seq = newest.partition(b"-")
-        if not newest or int(attempt) != self.attempt_ms or int(seq) >= len(self.entries):
+        if not newest or int(attempt) != self.attempt_ms or int(seq) >= len(self.payloads):
             return None
         return int(seq)
 
@@ -171,7 +187,7 @@ class Writer:
             return
         claim, self._claim = self._claim, None
         self._probing = False
-        if outcome and list(outcome[0][1]) != [self.field, self.entries[0].payload]:
+        if outcome and list(outcome[0][1]) != [self.field, self.payloads[0]]:
             self.state = WriterState.FENCED
         elif outcome or self.begun:  # begun: it was seen in before, and someone has deleted it since
             self.confirmed = self.sent = claim + 1
@@ -180,6 +196,6 @@ class Writer:
 
     def reconnected(self) -> None:
         """The connection is a new one: nothing is in flight, and the last entry known to be in is to be sent again."""
-        if self.state is WriterState.OPEN and self.entries:
+        if self.state is WriterState.OPEN and self.payloads:
             self.sent = max(self.confirmed - 1, 0)
             self._probing = True

@@ -30,6 +30,10 @@ KINDS = {
     "everything": Script(
         jobs=4, workers=3, longest=25, lose=0.01, kills=2, sleeps=2, stops=1, cancels=3, flush_scripts=0.005
     ),
+    # A token every few ms: some chunks come out by themselves, some are held when their worker is hit.
+    "chunks held back": Script(
+        jobs=4, workers=3, longest=40, lose=0.01, kills=3, sleeps=2, stops=2, cancels=3, flush_interval_s=0.02
+    ),
 }
 
 

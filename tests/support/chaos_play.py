@@ -42,6 +42,7 @@ class Script:
     most_losses: int = 8
     flush_scripts: float = 0.0  # chance at every turn
     destroy_groups: float = 0.0
+    flush_interval_s: float = 0.0  # of the workers
 
     @property
     def is_calm(self) -> bool:
@@ -93,7 +94,9 @@ class Play:
     def add_worker(self) -> None:
         """A worker starts, unless it meets trouble before it serves."""
         with contextlib.suppress(StartupError):
-            self.workers.append(StagedWorker(self.stage, self.server.url, self.prefix))
+            interval_s = self.script.flush_interval_s
+            worker = StagedWorker(self.stage, self.server.url, self.prefix, flush_interval_s=interval_s)
+            self.workers.append(worker)
 
     def _act(self) -> None:
         """One thing that is due, at random."""

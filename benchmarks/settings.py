@@ -1,0 +1,35 @@
+"""What one invocation measures with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import models
+from .pairs import LEAST_PAIRS
+
+Say = Callable[[str], None]  # told of each run before it begins
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sizes of all benchmarks. `quick` shows that everything works and measures nothing worth quoting."""
+
+    models_dir: Path
+    quick: bool = False
+    pairs: int = LEAST_PAIRS
+    budget: int = 512  # most tokens in one step; the worker's own default
+
+    def model(self, name: str) -> Path:
+        """A checkpoint's folder; written if it is not there."""
+        return models.ensure(name, self.models_dir)
+
+    def limit(self, quick: int) -> tuple[str, ...]:
+        """Arguments that cut a workload down to `quick` requests in a quick run."""
+        return ("--limit", str(quick)) if self.quick else ()
+
+
+def dtype_of(model: str) -> str:
+    """The type that a checkpoint is measured in: what a worker chooses for it on a CPU with bfloat16 products."""
+    return "bfloat16" if model == "smol135" else "auto"
