@@ -18,12 +18,10 @@ COPY engine engine
 COPY kernels kernels
 COPY worker worker
 RUN pip install --constraint constraints/cpu.txt ".[worker]"
+# The kernels for CPUs, for every kind of x86 processor: the image needs no compiler, and its first start does not wait.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && python -m headrace.kernels.cpu.prebuilt
 
 FROM ${PYTHON_IMAGE}
-# The attention kernel for CPUs is compiled at the first start for the processor it finds, into HEADRACE_CACHE_DIR.
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ \
-    && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home headrace \
     && install --directory --owner headrace --group headrace /var/cache/headrace
 COPY --from=build /opt/headrace /opt/headrace

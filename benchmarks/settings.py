@@ -31,5 +31,5 @@ class Settings:
 
 
 def dtype_of(model: str) -> str:
-    """The type that a checkpoint is measured in: what a worker chooses for it on a CPU with bfloat16 products."""
-    return "bfloat16" if model == "smol135" else "auto"
+    """The type that a checkpoint is measured in: its own, in which the peers run it too."""
+    return "bfloat16" if model in ("smol135", "tiny2") else "auto"

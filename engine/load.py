@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .weights import Progress, allocate, load_weights, tensor_shapes, weight_fil
 DTYPES = {
     "float32": torch.float32, "fp32": torch.float32, "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
 }  # fmt: skip
+KV_DTYPES = {**DTYPES, "int8": torch.int8}
 BF16_FROM_PARAMETERS = (
     64_000_000  # below, float32 costs little on a CPU and every result can be compared to the last bit
 )
@@ -53,7 +55,7 @@ def load_engine(
     dtype = resolve_dtype(config.dtype, model_config, bf16_is_fast())
     info = ModelInfo(name=str(model), fingerprint=fingerprint(model_dir, dtype))
     tokenizer = load_tokenizer(model_dir)
-    runner = load_runner(model_dir, model_config, config, dtype, open_backend("auto", device.type), progress)
+    runner = load_runner(model_dir, model_config, config, dtype, open_backend("auto", device.type, dtype), progress)
     return Engine(runner, config), tokenizer, info
 
 
@@ -73,9 +75,9 @@ def load_runner(
     max_model_len = config.max_model_len or model.max_position
     if max_model_len > model.max_position:
         raise ModelError(f"max_model_len {max_model_len} is more than the {model.max_position} positions of the model.")
-    kv_dtype = _dtype(config.kv_cache_dtype, "kv_cache_dtype") if config.kv_cache_dtype != "auto" else dtype
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
     shape_only, _ = allocate(model, dtype, torch.device("meta"))
-    size = footprint(model, config, shape_only.num_bytes, dtype.itemsize, kv_dtype.itemsize)
+    size = footprint(model, config, shape_only.num_bytes, dtype.itemsize, kv_dtype)
     limits = RunnerLimits(
         num_blocks=plan_num_blocks(size, config, max_model_len, available_bytes()),
         block_size=config.block_size,
@@ -127,6 +129,11 @@ def resolve_dtype(name: str, model: ModelConfig, fast_bf16: bool) -> torch.dtype
     return torch.bfloat16 if model.dtype == "bfloat16" and fast_bf16 and large else torch.float32
 
 
+def resolve_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Give the type of the KV cache for a setting; "auto" is that of the activations. Raises UnsupportedModelError."""
+    return dtype if name == "auto" else _dtype(name, "kv_cache_dtype", KV_DTYPES)
+
+
 def bf16_is_fast() -> bool:
     """Whether the CPU has instructions for bfloat16 products."""
     try:
@@ -136,10 +143,10 @@ def bf16_is_fast() -> bool:
     return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))
 
 
-def _dtype(name: str, setting: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise UnsupportedModelError(setting, f"{setting} {name!r} is not supported; choose auto, {', '.join(DTYPES)}.")
-    return DTYPES[name]
+def _dtype(name: str, setting: str, known: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:
+    if name not in known:
+        raise UnsupportedModelError(setting, f"{setting} {name!r} is not supported; choose auto, {', '.join(known)}.")
+    return known[name]
 
 
 def fingerprint(model_dir: Path, dtype: torch.dtype) -> str:

@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from ..kernels.kv_layout import cached_width
 from .config import ModelConfig
 from .errors import MemoryBudgetError
 from .runner import PROMPT_LOGPROB_ROWS
@@ -33,16 +36,18 @@ class Footprint:
 
 
 def footprint(
-    model: ModelConfig, config: EngineConfig, weights_bytes: int, item_bytes: int, kv_item_bytes: int
+    model: ModelConfig, config: EngineConfig, weights_bytes: int, item_bytes: int, kv_dtype: torch.dtype
 ) -> Footprint:
-    """Work out the sizes; `item_bytes` is a weight's and an activation's size, `kv_item_bytes` a cached value's."""
-    widest = max(2 * model.intermediate_size, model.qkv_size)
-    per_token = (4 * model.hidden_size + widest + model.intermediate_size) * item_bytes
+    """Work out the sizes; `item_bytes` is a weight's and an activation's size, `kv_dtype` the cache's type."""
+    # every buffer of a recorded pass: no two of one width share one at once, those of different widths never do
+    attention = model.qkv_size + 2 * model.num_heads * model.head_dim
+    per_token = (4 * model.hidden_size + attention + 3 * model.intermediate_size) * item_bytes
     # scores at full batch: the product's own, their float32 copy, and the copy that penalties change; then slices for
     # log-probabilities, each with the table of its softmax
     rows = config.max_num_seqs * (item_bytes + 4 + 4) + max(PROMPT_LOGPROB_ROWS, LOGPROB_ROWS) * (item_bytes + 4 + 4)
     step_bytes = config.max_num_batched_tokens * per_token + rows * model.vocab_size
-    block_bytes = 2 * model.num_layers * config.block_size * model.num_kv_heads * model.head_dim * kv_item_bytes
+    vector_bytes = cached_width(model.head_dim, kv_dtype) * kv_dtype.itemsize
+    block_bytes = 2 * model.num_layers * config.block_size * model.num_kv_heads * vector_bytes
     return Footprint(weights_bytes, step_bytes, block_bytes)
 
 

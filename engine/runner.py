@@ -13,6 +13,7 @@ from ..kernels.backend import Backend
 from ..kernels.block_copy import copy_blocks
 from ..kernels.embedding import Scores
 from ..kernels.forward import immediately
+from ..kernels.kv_layout import cached_width, poison
 from ..kernels.large_pages import zeros_in_large_pages
 from ..kernels.linear import padded_rows
 from ..kernels.lists import bools, ints
@@ -57,7 +58,8 @@ class TorchRunner:
         self.weights = weights
         self.on_logits: LogitsHook | None = None
         device = weights.embedding.values.device
-        shape = (config.num_layers, 2, limits.num_blocks, limits.block_size, config.num_kv_heads, config.head_dim)
+        width = cached_width(config.head_dim, limits.kv_dtype)
+        shape = (config.num_layers, 2, limits.num_blocks, limits.block_size, config.num_kv_heads, width)
         self._cache = zeros_in_large_pages(shape, limits.kv_dtype)
         self._multiple = backend.row_multiple(weights.layers[0].qkv)
         cos_sin = rotary_table(config.rope, config.head_dim, limits.max_model_len).to(device)
@@ -71,6 +73,7 @@ class TorchRunner:
             else immediately(backend, describe, self._cache, cos_sin)
         )
         self._sampler = Sampler(backend)
+        self._scores = torch.empty((0, config.vocab_size), device=device)  # grows to the most rows that asked for any
         max_blocks = -(-limits.max_model_len // limits.block_size)
         self._builder = BatchBuilder(
             limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, limits.block_size, self._multiple, device
@@ -100,9 +103,9 @@ class TorchRunner:
                 results[number] = RowResult(finite=False)
             return results
 
-    def fill_blocks(self, block_ids: Iterable[int], value: float) -> None:
-        """Overwrite whole blocks in every layer. For tests: NaN in every block that nobody owns must change nothing."""
-        self._cache[:, :, list(block_ids)] = value
+    def poison_blocks(self, block_ids: Iterable[int]) -> None:
+        """Fill whole blocks of every layer with NaN. For tests: in blocks that nobody owns it must change nothing."""
+        poison(self._cache, list(block_ids))
 
     def _sample(self, plan: Plan, hidden: torch.Tensor, batch: Batch) -> list[RowResult]:
         """Sample for the rows that ask; those that only want their best token come first in the product."""
@@ -133,7 +136,10 @@ class TorchRunner:
         """Score rows of hidden states, the first `num_best` for their best only; padded for the product."""
         padded = np.zeros(padded_rows(len(rows), self._multiple), np.int64)
         padded[: len(rows)] = rows
-        found = self.backend.score(hidden, torch.as_tensor(padded, device=hidden.device), self.weights.output, num_best)
+        if len(padded) - num_best > len(self._scores):
+            self._scores = torch.empty((len(padded) - num_best, self.vocab_size), device=hidden.device)
+        at = torch.as_tensor(padded, device=hidden.device)
+        found = self.backend.score(hidden, at, self.weights.output, num_best, self._scores)
         return Scores(found.best, found.scores[: len(rows) - num_best], found.finite[: len(rows)])
 
     def _prompt_logprobs(self, row: ScheduledRow, hidden: torch.Tensor, begin: int) -> tuple[TokenLogprobs, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .exact import exp
+from .kv_layout import decode
 from .linear import padded_rows
 from .lists import ints
 
@@ -39,7 +40,8 @@ def paged_attention(
 
     query     [rows, heads, head_dim]; rows from query_start[-1] on are padding. Row i of a sequence's n stands at
               position kv_len - n + i and sees positions [max(0, position - window + 1), position]
-    k_cache, v_cache  [num_blocks, block_size, kv_heads, head_dim], heads a multiple of kv_heads
+    k_cache, v_cache  [num_blocks, block_size, kv_heads, width] in float32, bfloat16 or int8, see `kv_layout`, heads a
+              multiple of kv_heads. This function takes the layout by_position
     window    0 sees everything before; otherwise the number of positions seen, the query's own included
     soft_cap  0 is off; otherwise scores become soft_cap · tanh(score / soft_cap)
 
@@ -106,11 +108,10 @@ def _attend(
 
 def _tile(cache: torch.Tensor, blocks: torch.Tensor, start: int, low: int, high: int, width: int) -> torch.Tensor:
     """Float32 [kv_heads, TILE, width] of positions from `start` on; zero outside [low, high) and beyond head_dim."""
-    block_size, kv_heads, head_dim = cache.shape[1:]
+    block_size, kv_heads = cache.shape[1:3]
     first, last = max(start, low), min(start + TILE, high)
     position = torch.arange(first, last, device=cache.device)
-    tile = cache.new_zeros((TILE, kv_heads, width), dtype=torch.float32)
-    tile[first - start : last - start, :, :head_dim] = cache[
-        blocks[position // block_size].long(), position % block_size
-    ].float()
+    tile = torch.zeros((TILE, kv_heads, width), device=cache.device)
+    vectors = decode(cache[blocks[position // block_size].long(), position % block_size])
+    tile[first - start : last - start, :, : vectors.shape[-1]] = vectors
     return tile.transpose(0, 1).contiguous()

@@ -1,32 +1,36 @@
 """The set of operations for a device, chosen once.
 
-cpu      the compiled C++ library
-torch    the plain torch references, on any device
+cpu          the compiled C++ library
+cpu-onednn   the same, but for products, which are torch's
+torch        the plain torch references, on any device
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from . import attention, rms_norm, rotary, silu_mul
-from .cpu.build import library_path
+from .cpu.build import cpu_features, library_path
 from .cpu.library import CpuLibrary
+from .cpu.prebuilt import prebuilt_path
 from .embedding import Scores
 from .embedding import embedding as torch_embedding
 from .embedding import score as torch_score
 from .errors import BackendError, BuildError
 from .forward import Describe, Run
+from .kv_layout import KvLayout
 from .linear import linear as torch_linear
 from .linear import row_multiple
 from .matrix import Matrix
 from .sample import SampleParameters, sample
 
-CHOICES = ("auto", "cpu", "torch")
+CHOICES = ("auto", "cpu", "cpu-onednn", "torch")
+MATRIX_UNITS = {"amx_bf16", "bf16"}  # as x86 and Arm CPUs name what multiplies tiles of bfloat16
 logger = logging.getLogger(__name__)
 
 
@@ -73,9 +77,10 @@ class Backend:
     sample: Callable[[Tensor, SampleParameters], Tensor]
     linear: Callable[[Tensor, Matrix, Tensor | None], Tensor] = torch_linear
     embedding: Callable[[Tensor, Matrix], Tensor] = torch_embedding
-    score: Callable[[Tensor, Tensor, Matrix, int], Scores] = torch_score
+    score: Callable[[Tensor, Tensor, Matrix, int, Tensor | None], Scores] = torch_score
     pack: Callable[[Matrix], Matrix] | None = None  # bring a matrix into the form that products read, once, in place
     record: Record | None = None  # make one call of a forward pass; None: operation by operation
+    kv_layout: KvLayout = "by_position"  # of the cache that `rotate_and_store` writes and `paged_attention` reads
     row_multiple: Callable[[Matrix], int] = row_multiple  # what to pad rows to, so that neighbours change no bit
     reason: str = ""  # why "auto" did not choose the compiled library
 
@@ -94,34 +99,41 @@ def torch_backend(reason: str = "") -> Backend:
     )
 
 
-def cpu_backend(library: CpuLibrary) -> Backend:
-    """The compiled library for everything."""
-    return Backend(
-        name="cpu",
+def cpu_backend(library: CpuLibrary, own_products: bool = True) -> Backend:
+    """The compiled library for everything, or for everything but products."""
+    made = Backend(
+        name="cpu" if own_products else "cpu-onednn",
         paged_attention=library.paged_attention,
         rms_norm=library.rms_norm,
         add_rms_norm=library.add_rms_norm,
         rotate_and_store=library.rotate_and_store,
         silu_mul=library.silu_mul,
         sample=library.sample,
+        kv_layout="by_head",
+    )
+    if not own_products:
+        return made
+    return replace(
+        made,
         linear=library.linear,
         embedding=library.embedding,
         score=library.score,
         pack=library.pack,
         record=library.record,
-        row_multiple=lambda _matrix: 1,
+        row_multiple=_any_rows,
     )
 
 
-def choose_backend(name: str, device: str, library: CpuLibrary | BuildError) -> Backend:
+def choose_backend(name: str, device: str, library: CpuLibrary | BuildError, has_matrix_unit: bool = False) -> Backend:
     """Choose by name and device type; `library` is the compiled library, or why there is none.
 
-    "auto" takes the compiled library on the CPU, and torch where there is none. What is asked for by name is given or
-    refused, never replaced.
+    "auto" takes the compiled library on the CPU, with torch's products where the CPU has a unit for whole tiles of a
+    product that only those use (`has_matrix_unit`), and torch where there is no library. What is asked for by name is
+    given or refused, never replaced.
 
     Raises:
         BackendError: no such name, or not on this device.
-        BuildError: "cpu" was asked for, and there is no library.
+        BuildError: the library was asked for, and there is none.
     """
     if name not in CHOICES:
         raise BackendError(f"There is no backend {name!r}; choose one of {', '.join(CHOICES)}.", CHOICES)
@@ -130,27 +142,32 @@ def choose_backend(name: str, device: str, library: CpuLibrary | BuildError) -> 
     if name == "torch":
         return torch_backend()
     if isinstance(library, CpuLibrary):
-        return cpu_backend(library)
-    if name == "cpu":
+        return cpu_backend(library, own_products=name == "cpu" or (name == "auto" and not has_matrix_unit))
+    if name != "auto":
         raise library
     return torch_backend(reason=str(library))
 
 
-def open_backend(name: str, device: str) -> Backend:
-    """Build or load what `choose_backend` needs, choose, and say in the log if the slow way was taken."""
-    backend = choose_backend(
-        name, device, open_library() if name != "torch" and device == "cpu" else BuildError("not built")
-    )
+def open_backend(name: str, device: str, dtype: torch.dtype = torch.float32) -> Backend:
+    """Build or load what `choose_backend` needs, choose, and say in the log if the slow way was taken.
+
+    dtype is that of weights and activations.
+    """
+    library = open_library() if name != "torch" and device == "cpu" else BuildError("not built")
+    has_matrix_unit = dtype == torch.bfloat16 and not MATRIX_UNITS.isdisjoint(cpu_features().split())
+    backend = choose_backend(name, device, library, has_matrix_unit)
     if backend.reason:
         logger.warning("CPU kernels in plain torch, which is much slower: %s", backend.reason)
     return backend
 
 
 def open_library() -> CpuLibrary | BuildError:
-    """Compile the CPU library, or find it in the cache, and load it; give the error where that fails."""
+    """Load the CPU library: one that came with the package, or the cache's, compiled first if need be.
+
+    Gives the error where that fails.
+    """
     try:
-        path = library_path()
-        return CpuLibrary(path)
+        return CpuLibrary(prebuilt_path() or library_path())
     except BuildError as error:
         return error
     except OSError as error:

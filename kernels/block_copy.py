@@ -10,8 +10,8 @@ import torch
 def copy_blocks(cache: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """Copy block `source` over block `destination` for each (source, destination), in place and in every layer at once.
 
-    cache is [layers, 2, num_blocks, block_size, kv_heads, head_dim]. All sources are read before any destination is
-    written; a destination must not occur twice.
+    cache is [layers, 2, num_blocks, block_size, kv_heads, width], in any layout. All sources are read before
+    any destination is written; a destination must not occur twice.
     """
     sources, destinations = (
         torch.tensor(ids, dtype=torch.int64, device=cache.device) for ids in zip(*pairs, strict=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 
 from .attention import Paging
+from .kv_layout import cached_head_dim
 from .matrix import Matrix
 
 if TYPE_CHECKING:
@@ -96,7 +97,10 @@ Run = Callable[[Inputs], torch.Tensor]  # one step: hidden states [num_rows, hid
 
 
 class Immediate:
-    """A `Forward` on tensors for one step. cache is [layers, 2, num_blocks, block_size, kv_heads, head_dim]."""
+    """A `Forward` on tensors for one step.
+
+    cache is [layers, 2, num_blocks, block_size, kv_heads, width], see `kv_layout`.
+    """
 
     def __init__(self, backend: Backend, inputs: Inputs, cache: torch.Tensor, cos_sin: torch.Tensor) -> None:
         self._ops = backend
@@ -138,7 +142,7 @@ class Immediate:
     ) -> torch.Tensor:
         """`attention.paged_attention`, on [rows, heads·head_dim]."""
         keys, values = self._cache[layer]
-        heads = query.view(len(query), -1, keys.shape[-1])
+        heads = query.view(len(query), -1, cached_head_dim(keys))
         return self._ops.paged_attention(heads, keys, values, self._inputs.paging, scale, window, soft_cap).flatten(1)
 
 

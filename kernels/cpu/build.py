@@ -18,15 +18,18 @@ from pathlib import Path
 
 from ..errors import BuildError
 
-UNITS = ("product.cpp", "paged_attention.cpp", "elementwise.cpp", "sample.cpp", "program.cpp")
-SHARED = ("simd.cpp", "team.h", "ops.h", "product.h")  # included by the units
+UNITS = (
+    "product.cpp", "paged_attention.cpp", "attention_plan.cpp", "elementwise.cpp", "sample.cpp", "program.cpp",
+    "team.cpp",
+)  # fmt: skip
+SHARED = ("simd.cpp", "team.h", "ops.h", "product.h", "kv_cache.h", "attention_tile.cpp")  # included by the units
 COMPILERS = ("g++", "clang++", "c++")
 # No contraction by the compiler: what is fused is written so, and every copy of a loop then rounds alike.
 FLAGS = (
     "-O3",
     "-march=native",
     "-std=c++20",
-    "-fopenmp",
+    "-pthread",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-Wno-psabi",
@@ -46,11 +49,23 @@ def library_path(environment: Mapping[str, str] | None = None) -> Path:
     """
     variables = os.environ if environment is None else environment
     compiler = find_compiler(variables)
-    sources = {name: (Path(__file__).parent / name).read_bytes() for name in (*UNITS, *SHARED)}
-    path = cache_dir(variables) / f"cpu-{_key(compiler, sources)}.so"
+    path = cache_dir(variables) / f"cpu-{_key(compiler, read_sources())}.so"
     if not path.is_file():
-        _build(compiler, path)
+        build(compiler, path)
     return path
+
+
+def read_sources() -> dict[str, bytes]:
+    """Give the content of every source by its name."""
+    return {name: (Path(__file__).parent / name).read_bytes() for name in (*UNITS, *SHARED)}
+
+
+def sources_digest(sources: Mapping[str, bytes]) -> str:
+    """Give what stands for the sources in a file's name."""
+    digest = hashlib.sha256()
+    for name in sorted(sources):
+        digest.update(f"{name}:{len(sources[name])}:".encode() + sources[name])
+    return digest.hexdigest()[:24]
 
 
 def cache_dir(environment: Mapping[str, str]) -> Path:
@@ -60,8 +75,9 @@ def cache_dir(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
-def find_compiler(environment: Mapping[str, str]) -> str:
+def find_compiler(environment: Mapping[str, str] | None = None) -> str:
     """Give the C++ compiler's path: $CXX, or the first that the machine has. Raises BuildError."""
+    environment = os.environ if environment is None else environment
     wanted = (environment["CXX"],) if environment.get("CXX") else COMPILERS
     for name in wanted:
         if path := shutil.which(name, path=environment.get("PATH")):
@@ -83,25 +99,23 @@ def cpu_features() -> str:
 def _key(compiler: str, sources: Mapping[str, bytes]) -> str:
     status = Path(compiler).resolve().stat()  # of the file itself: `--version` would start a process each time
     identity = f"{Path(compiler).resolve()}:{status.st_size}:{status.st_mtime_ns}:{' '.join(FLAGS)}"
-    key = hashlib.sha256(f"{identity}:{platform.machine()}:{cpu_features()}".encode())
-    for name in sorted(sources):
-        key.update(f"{name}:{len(sources[name])}:".encode() + sources[name])
-    return key.hexdigest()[:24]
+    key = f"{identity}:{platform.machine()}:{cpu_features()}:{sources_digest(sources)}"
+    return hashlib.sha256(key.encode()).hexdigest()[:24]
 
 
-def _build(compiler: str, path: Path) -> None:
-    """Compile the units side by side, link them, and move the library to its place."""
+def build(compiler: str, path: Path, flags: tuple[str, ...] = FLAGS) -> None:
+    """Compile the units side by side, link them, and move the library to its place. Raises BuildError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".building-") as scratch:
             objects = [str(Path(scratch) / f"{unit}.o") for unit in UNITS]
             commands = [
-                [compiler, *FLAGS, "-c", "-o", made, str(Path(__file__).parent / unit)]
+                [compiler, *flags, "-c", "-o", made, str(Path(__file__).parent / unit)]
                 for unit, made in zip(UNITS, objects, strict=True)
             ]
             _run(commands)
             library = Path(scratch) / path.name
-            _run([[compiler, "-shared", "-fopenmp", "-o", str(library), *objects]])
+            _run([[compiler, "-shared", "-pthread", "-o", str(library), *objects]])
             library.replace(path)
     except OSError as error:
         raise BuildError(f"the cache directory {path.parent} cannot be used: {error}") from error

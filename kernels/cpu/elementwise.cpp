@@ -1,9 +1,12 @@
 // The operations between the matrix products: norm, rotary embedding with the store into the cache, gated activation.
 // See rms_norm.py, rotary.py and silu_mul.py for their meaning; arithmetic is float32 and each row stands alone.
+#include "kv_cache.h"
 #include "ops.h"
 #include "simd.cpp"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace {
 
@@ -50,20 +53,82 @@ void rotate(const F* from, T* to, const float* cos, const float* sin, int64_t ha
 }
 
 template <typename F, typename T>
+void copy(const F* from, T* to, int64_t n) {
+  for (int64_t i = 0; i < n; i += LANES) store_upto(to + i, load_upto(from + i, n - i), n - i);
+}
+
+// Brings a vector to int8 and gives its scale, which is NaN unless all of it is finite.
+float encode(const float* from, int8_t* to, int64_t n) {
+  vf largest{}, zeros{};
+  for (int64_t i = 0; i < n; i += LANES) {
+    const vf x = load_upto(from + i, n - i);
+    largest = max(largest, max(x, -x));
+    zeros += x * 0.f;
+  }
+  const float most = max(largest) + sum(zeros), steps = most > 0 ? 127.f / most : 0.f;
+  for (int64_t i = 0; i < n; i += LANES) {
+    const vf whole = round_nearest(load_upto(from + i, n - i) * steps);
+    store_upto(to + i, min(max(whole, splat(-127.f)), splat(127.f)), n - i);
+  }
+  return most / 127.f;
+}
+
+// A row's keys and values of one layer, on their way to a slot through room for one vector.
+template <typename F, typename T> struct Store {
+  const Rotation& a;
+  const KvCache<T> keys{a.k_cache, a.block_size, a.kv_heads, a.head_dim};
+  const KvCache<T> values{a.v_cache, a.block_size, a.kv_heads, a.head_dim};
+  std::vector<T> narrow = std::vector<T>(a.head_dim);
+  std::vector<float> wide = std::vector<float>(a.head_dim);
+
+  void row(const F* key, const F* value, const float* cos, int64_t slot) {
+    const int64_t block = slot / a.block_size, offset = slot % a.block_size, n = a.head_dim;
+    for (int64_t h = 0; h < a.kv_heads; h++, key += n, value += n) {
+      T* const stored = values.head(block, h) + offset * n;
+      if constexpr (KvCache<T>::SCALED) {
+        rotate(key, wide.data(), cos, cos + n / 2, n / 2);
+        const float key_scale = encode(wide.data(), narrow.data(), n);
+        copy(value, wide.data(), n);
+        const float value_scale = encode(wide.data(), stored, n);
+        std::memcpy(keys.scales(block, h) + offset * sizeof(float), &key_scale, sizeof(float));
+        std::memcpy(values.scales(block, h) + offset * sizeof(float), &value_scale, sizeof(float));
+      } else {
+        rotate(key, narrow.data(), cos, cos + n / 2, n / 2);
+        copy(value, stored, n);
+      }
+      scatter(keys.head(block, h), offset);
+    }
+  }
+
+  // Puts `narrow` where the keys of a position belong.
+  void scatter(T* head, int64_t offset) {
+    constexpr int together = KvCache<T>::TOGETHER;
+    T* to = head + offset * together;
+    for (int64_t d = 0; d < a.head_dim; d += together, to += a.block_size * together)
+      std::memcpy(to, narrow.data() + d, together * sizeof(T));
+  }
+};
+
+template <typename F, typename T>
 void rotate_rows(Member& member, const Rotation& a) {
-  const int64_t head_dim = a.head_dim, half = head_dim / 2, cached = a.kv_heads * head_dim;
-  const int64_t row = (a.heads + 2 * a.kv_heads) * head_dim;
-  member.each(a.rows, rows_of_share(row), [&](int64_t r) {
-    const float *cos = a.cos_sin + a.positions[r] * head_dim, *sin = cos + half;
-    const F *from = (const F*)a.qkv + r * row, *key = from + a.heads * head_dim, *value = key + cached;
+  const int64_t head_dim = a.head_dim, half = head_dim / 2, row = (a.heads + 2 * a.kv_heads) * head_dim;
+  Store<F, T> store{a};
+  // neighbouring rows of a prompt share lines of the cache: one thread takes several blocks of them
+  const int64_t least = rows_of_share(row), share = std::clamp(a.rows / (4 * member.size), least, std::max<int64_t>(64, least));
+  member.each(a.rows, share, [&](int64_t r) {
+    const float* cos = a.cos_sin + a.positions[r] * head_dim;
+    const F *from = (const F*)a.qkv + r * row, *key = from + a.heads * head_dim;
     for (int64_t h = 0; h < a.heads; h++)
-      rotate(from + h * head_dim, (F*)a.query + (r * a.heads + h) * head_dim, cos, sin, half);
-    const int64_t slot = a.slots[r];
-    if (slot < 0) return;
-    T *keys = (T*)a.k_cache + slot * cached, *values = (T*)a.v_cache + slot * cached;
-    for (int64_t h = 0; h < a.kv_heads; h++) rotate(key + h * head_dim, keys + h * head_dim, cos, sin, half);
-    for (int64_t i = 0; i < cached; i += LANES) store_upto(values + i, load_upto(value + i, cached - i), cached - i);
+      rotate(from + h * head_dim, (F*)a.query + (r * a.heads + h) * head_dim, cos, cos + half, half);
+    if (a.slots[r] >= 0) store.row(key, key + a.kv_heads * head_dim, cos, a.slots[r]);
   });
+}
+
+template <typename F>
+void rotate_into(Member& member, const Rotation& r) {
+  if (r.cache_type == CACHE_INT8) rotate_rows<F, int8_t>(member, r);
+  else if (r.cache_type == CACHE_BF16) rotate_rows<F, uint16_t>(member, r);
+  else rotate_rows<F, float>(member, r);
 }
 
 template <typename T>
@@ -82,8 +147,7 @@ void gate_rows(Member& member, const Gate& g) {
 void norm(Member& member, const Norm& n) { n.bf16 ? norm_rows<uint16_t>(member, n) : norm_rows<float>(member, n); }
 
 void rotate_and_store(Member& member, const Rotation& r) {
-  if (r.bf16) r.cache_bf16 ? rotate_rows<uint16_t, uint16_t>(member, r) : rotate_rows<uint16_t, float>(member, r);
-  else r.cache_bf16 ? rotate_rows<float, uint16_t>(member, r) : rotate_rows<float, float>(member, r);
+  r.bf16 ? rotate_into<uint16_t>(member, r) : rotate_into<float>(member, r);
 }
 
 void silu_mul(Member& member, const Gate& g) { g.bf16 ? gate_rows<uint16_t>(member, g) : gate_rows<float>(member, g); }

@@ -15,9 +15,10 @@ import torch
 from ..attention import Paging
 from ..embedding import Scores
 from ..forward import Describe, Run
+from ..kv_layout import cached_head_dim
 from ..matrix import Matrix
 from ..sample import SampleParameters
-from .program import record
+from .program import cache_type, record
 from .structs import Attention, Gate, MatrixPointer, Norm, Operation, Product, Rotation, ScoresCall, Step
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -86,16 +87,24 @@ class CpuLibrary:
         )
         return out
 
-    def score(self, hidden: torch.Tensor, rows: torch.Tensor, output: Matrix, num_best: int = 0) -> Scores:
+    def score(
+        self,
+        hidden: torch.Tensor,
+        rows: torch.Tensor,
+        output: Matrix,
+        num_best: int = 0,
+        buffer: torch.Tensor | None = None,
+    ) -> Scores:
         """`embedding.score`."""
+        shape = (len(rows) - num_best, output.outputs)
         made = Scores(
             best=torch.empty(num_best, dtype=torch.int64),
-            scores=torch.empty((len(rows) - num_best, output.outputs), dtype=torch.float32),
+            scores=torch.empty(shape, dtype=torch.float32) if buffer is None else buffer[: shape[0]],
             finite=torch.empty(len(rows), dtype=torch.bool),
         )
         call = ScoresCall(
             _at(hidden, output.dtype), _at(rows, torch.int64), len(rows), num_best, _matrix(output),
-            made.scores.data_ptr(), made.best.data_ptr(), made.finite.data_ptr(),
+            _at(made.scores, torch.float32), made.best.data_ptr(), made.finite.data_ptr(),
         )  # fmt: skip
         self._library.headrace_scores(call, torch.get_num_threads())
         return made
@@ -139,13 +148,13 @@ class CpuLibrary:
         slots: torch.Tensor,
     ) -> torch.Tensor:
         """`rotary.rotate_and_store`."""
-        kv_heads, head_dim = k_cache.shape[-2:]
+        kv_heads, head_dim = k_cache.shape[2], cached_head_dim(k_cache)
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         query = torch.empty((len(qkv), heads, head_dim), dtype=qkv.dtype)
         call = Rotation(
             _at(qkv, qkv.dtype), _at(positions, torch.int64), _at(slots, torch.int64), _at(cos_sin, torch.float32),
             _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), query.data_ptr(),
-            len(qkv), heads, kv_heads, head_dim, _is_bf16(qkv), _is_bf16(k_cache),
+            len(qkv), heads, kv_heads, head_dim, k_cache.shape[1], _is_bf16(qkv), cache_type(k_cache),
         )  # fmt: skip
         self._library.headrace_rotate_and_store(call, torch.get_num_threads())
         return query
@@ -167,7 +176,7 @@ class CpuLibrary:
             _at(query, query.dtype), _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), out.data_ptr(),
             _at(paging.block_table, torch.int32), _at(paging.query_start, torch.int32), _at(paging.kv_len, torch.int32),
             rows, len(paging.kv_len), paging.block_table.shape[1], heads, k_cache.shape[2], head_dim, k_cache.shape[1],
-            window, scale, soft_cap, _is_bf16(query), _is_bf16(k_cache),
+            window, scale, soft_cap, _is_bf16(query), cache_type(k_cache),
         )  # fmt: skip
         self._library.headrace_paged_attention(call, torch.get_num_threads())
         return out

@@ -22,8 +22,8 @@ struct Rotation {
   const int64_t *positions, *slots;
   const float* cos_sin;
   void *k_cache, *v_cache, *query;
-  int64_t rows, heads, kv_heads, head_dim;
-  int32_t bf16, cache_bf16;
+  int64_t rows, heads, kv_heads, head_dim, block_size;
+  int32_t bf16, cache_type;  // CacheType of kv_cache.h
 };
 void rotate_and_store(Member& member, const Rotation& r);
 
@@ -43,15 +43,33 @@ struct Attention {
   const int32_t *block_table, *query_start, *kv_len;
   int64_t rows, sequences, table_width, heads, kv_heads, head_dim, block_size, window;
   float scale, soft_cap;
-  int32_t query_bf16, cache_bf16;
+  int32_t query_bf16, cache_type;  // CacheType of kv_cache.h
 };
 
-// How the attention of a step is shared out: the same for every layer with as many heads.
-struct AttentionItem { int32_t sequence, first, count, kv_head; };  // queries [first, first + count) of the batch
-std::vector<AttentionItem> attention_items(const Attention& a);
+constexpr int64_t ATTENTION_SPAN = 256;  // positions whose part in a result can be found by itself
+
+// Queries [first, first + count) of the batch, of one sequence, for KV heads [kv_head, kv_head + kv_heads); over all their
+// keys, or over those of one span alone, with the result in a row of `partial` for each query and head.
+struct AttentionItem {
+  int32_t sequence, first, count, kv_head, kv_heads, span;
+  int64_t partial, cost;
+};
+
+struct alignas(64) AttentionLine { float values[16]; };
+
+// How the attention of a step is shared out: the same for every layer with as many heads and the same window.
+struct AttentionPlan {
+  std::vector<AttentionItem> items;   // the costly ones first
+  std::vector<int32_t> shares;        // share i is the items [shares[i], shares[i + 1])
+  std::vector<AttentionItem> joined;  // to be merged from `span` spans that are items of their own
+  std::unique_ptr<AttentionLine[]> partial;
+};
+AttentionPlan attention_plan(const Attention& a, int threads);
+int64_t most_attention_rows(const Attention& a);   // queries times heads of an item
+int64_t attention_row_lines(const Attention& a);   // of one row in `partial`
 
 struct AttentionScratch;  // what one thread works in; for one pair of numbers of heads and one head size
 struct DropScratch { void operator()(AttentionScratch* scratch) const; };
 typedef std::unique_ptr<AttentionScratch, DropScratch> ScratchPointer;
 ScratchPointer attention_scratch(const Attention& a);
-void paged_attention(Member& member, const Attention& a, const std::vector<AttentionItem>& items, AttentionScratch& scratch);
+void paged_attention(Member& member, const Attention& a, const AttentionPlan& plan, AttentionScratch& scratch);

@@ -1,283 +1,279 @@
 // Causal attention over paged keys and values, for any mix of decode and prefill chunks. See attention.py for the meaning
 // of every argument; this computes the same.
 //
-// A work item is one KV head of up to ROWS/G neighbouring queries of one sequence, times its G query heads: each tile of keys
-// and values is fetched and widened once for all of them. Every (query, head) row goes through the same operations in the
-// same order whatever else is in its item: scores are one chain of fused products over head_dim, tiles of TILE keys start at
-// multiples of TILE and are merged from the first to the last. That makes a row's bits independent of chunking and batch.
+// A row, one head of one query, gives the same bits whatever shares the step: tiles of TILE positions start at multiples of
+// TILE and are merged from the first to the last of a span of SPAN positions, which starts at a multiple of SPAN; then spans
+// are merged from the first to the last. Where there is little else to do, threads share the spans of a long sequence.
 #include "ops.h"
-#include "simd.cpp"
+#include "attention_tile.cpp"
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
-#include <type_traits>
 #include <vector>
 
 namespace {
 
-constexpr int TILE = 32, TILE_VECTORS = TILE / LANES, PAIRS = 2 * LANES, ROWS = 64, BLOCK_ROWS = 4;
-constexpr float NONE = -std::numeric_limits<float>::infinity();
+constexpr int64_t SPAN = ATTENTION_SPAN;
 
 typedef Attention Call;
 typedef AttentionItem Item;
+typedef AttentionLine Line;
 
 inline int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+inline int64_t heads_per_kv(const Call& c) { return c.heads / c.kv_heads; }
+
+struct Room {
+  std::vector<Line> lines;
+  explicit Room(int64_t floats) : lines(rounded_up(floats, LANES) / LANES) {}
+  float* data() { return lines.data()->values; }
+};
 
 }  // namespace
 
 struct AttentionScratch {
-  std::vector<float> query, total, weight, keys, values, top, weight_sum, fetched;
+  Room query, state, merged, keys, values;
+  std::vector<int32_t> from, to;
+  float key_scales[TILE] = {}, value_scales[TILE] = {};
+
   AttentionScratch(int64_t rows, int64_t width)
-      : query(rows * width), total(rows * width), weight(rows * TILE), keys(TILE * width), values(TILE * width),
-        top(rows), weight_sum(rows), fetched(TILE * width) {}
+      : query(rows * width), state(rows * state_stride(width)), merged(rows * state_stride(width)), keys(TILE * width),
+        values(TILE * width), from(rows), to(rows) {}
 };
 
 namespace {
 
-typedef AttentionScratch Scratch;
+// The positions that an item's rows see, those of a span alone if it is for one, and where its sequence's blocks are.
+struct Reach {
+  int64_t position, low, high, begin, end;  // of the first query; seen [low, high); tiles from begin on, up to end
+  const int32_t* blocks;
 
-inline int64_t queries_of_item(const Call& c) { return std::max<int64_t>(1, ROWS / (c.heads / c.kv_heads)); }
-
-// Calls visit(position, address of its values) for the positions [first, last) of one KV head, block after block.
-template <typename T, typename F>
-void each(const Call& c, const void* cache, const int32_t* blocks, int64_t kv_head, int64_t first, int64_t last, F visit) {
-  for (int64_t position = first; position < last;) {
-    const int64_t offset = position % c.block_size, end = std::min(last, position + c.block_size - offset);
-    const int64_t slot = int64_t(blocks[position / c.block_size]) * c.block_size + offset;
-    const T* from = (const T*)cache + (slot * c.kv_heads + kv_head) * c.head_dim;
-    for (; position < end; position++, from += c.kv_heads * c.head_dim) visit(position, from);
+  Reach(const Call& c, const Item& item) {
+    position = c.kv_len[item.sequence] - c.query_start[item.sequence + 1] + item.first;
+    low = c.window ? std::max<int64_t>(0, position - c.window + 1) : 0;
+    high = position + item.count;
+    begin = (item.span < 0 ? low : std::max(low, item.span * SPAN)) / TILE * TILE;
+    end = item.span < 0 ? high : std::min(high, (item.span + 1) * SPAN);
+    blocks = c.block_table + item.sequence * c.table_width;
   }
-}
+};
 
-// Asks for a tile's values ahead of time: rows of one head lie too far apart for the hardware to foresee. Takes `heads` heads
-// at once, which lie side by side.
-template <typename T>
-void prefetch(const Call& c, const int32_t* blocks, int64_t kv_head, int64_t heads, int64_t start, int64_t high) {
-  for (const void* cache : {c.k_cache, c.v_cache})
-    each<T>(c, cache, blocks, kv_head, start, std::min(start + TILE, high), [&](int64_t, const T* from) {
-      for (int64_t d = 0; d < heads * c.head_dim; d += 64 / int64_t(sizeof(T))) {
-        __builtin_prefetch(from + d, 0, 2);
-        asm volatile("");  // or GCC takes the function for one without effect, and drops it
+template <typename Q, typename Kind> class Worker {
+ public:
+  typedef typename Kind::Value T;
+  typedef typename Kind::Query Query;
+
+  Worker(const Call& c, AttentionScratch& scratch)
+      : c_(c), scratch_(scratch), keys_{c.k_cache, c.block_size, c.kv_heads, c.head_dim},
+        values_{c.v_cache, c.block_size, c.kv_heads, c.head_dim},
+        sizes_{c.head_dim, rounded_up(c.head_dim, CHUNK), rounded_up(c.head_dim, CHUNK), c.scale, c.soft_cap},
+        stride_(state_stride(sizes_.width)), in_place_(c.block_size % LANES == 0) {}
+
+  // Attention of an item; what it finds goes to the result, or to `partial`. Asks for the beginning of the one after it.
+  void attend(const Item& item, const Item* next, float* partial) {
+    const Reach reach(c_, item);
+    const int64_t rows = prepare(item, reach), rows_of_head = rows / item.kv_heads, per_kv = heads_per_kv(c_);
+    float* const state = item.span < 0 ? scratch_.state.data() : partial + item.partial * stride_;
+    reset(state, rows);
+    bool merging = false;
+    Tile<T> tile{}, ahead = locate_first(item);
+    for (int64_t start = reach.begin; start < reach.end; start += TILE) {
+      if (start % SPAN == 0 && start > reach.begin) {
+        if (!merging) reset(scratch_.merged.data(), rows);
+        merging = true;
+        merge(scratch_.merged.data(), state, rows);
+        reset(state, rows);
+      }
+      // queries that see a position of this tile: from the first at or behind its start to the last whose window reaches it
+      const int64_t first = std::max<int64_t>(0, start - reach.position) * per_kv;
+      const int64_t reaching = start + TILE + c_.window - 1 - reach.position;
+      const int64_t seeing = c_.window ? std::min<int64_t>(item.count, reaching) : item.count;
+      for (int64_t h = 0; h < item.kv_heads; h++) {
+        tile = ahead;
+        if (h + 1 < item.kv_heads) ahead = locate(reach, item.kv_head + h + 1, start);
+        else if (start + TILE < reach.end) ahead = locate(reach, item.kv_head, start + TILE);
+        else if (next) ahead = locate_first(*next);
+        if (!in_place_) tile = ahead = gather(reach, item.kv_head + h, start);
+        const int64_t row = h * rows_of_head + first;
+        by_rows(seeing * per_kv - first, [&](int64_t r, auto count) {
+          const int64_t at = row + r;
+          tile_rows<Kind, decltype(count)::value>(sizes_, query() + at * sizes_.query_stride, state + at * stride_,
+                                                  &scratch_.from[at], &scratch_.to[at], start, tile, ahead);
+        });
+      }
+    }
+    if (merging) merge(scratch_.merged.data(), state, rows);
+    if (item.span < 0) finish(item, merging ? scratch_.merged.data() : state);
+  }
+
+  // The result of an item whose spans have all been attended to.
+  void join(const Item& item, const float* partial) {
+    const int64_t rows = item.count * item.kv_heads * heads_per_kv(c_);
+    float* merged = scratch_.merged.data();
+    reset(merged, rows);
+    for (int64_t span = 0; span < item.span; span++) merge(merged, partial + (item.partial + span * rows) * stride_, rows);
+    finish(item, merged);
+  }
+
+ private:
+  Query* query() { return (Query*)scratch_.query.data(); }
+
+  // Row of the batch's queries and results for each row of an item: heads of one KV head after heads of another.
+  template <typename Visit> void each_row(const Item& item, Visit visit) {
+    const int64_t per_kv = heads_per_kv(c_);
+    int64_t row = 0;
+    for (int64_t h = 0; h < item.kv_heads; h++)
+      for (int64_t q = 0; q < item.count; q++)
+        for (int64_t g = 0; g < per_kv; g++)
+          visit(row++, q, ((item.first + q) * c_.heads + (item.kv_head + h) * per_kv + g) * c_.head_dim);
+  }
+
+  int64_t prepare(const Item& item, const Reach& reach) {
+    each_row(item, [&](int64_t row, int64_t q, int64_t at) {
+      const Q* from = (const Q*)c_.query + at;
+      Query* to = query() + row * sizes_.query_stride;
+      if constexpr (std::is_same_v<Q, Query>)
+        std::memcpy(to, from, c_.head_dim * sizeof(Q));
+      else
+        for (int64_t d = 0; d < c_.head_dim; d += LANES)
+          store_upto(to + d, load_upto(from + d, c_.head_dim - d), c_.head_dim - d);
+      const int64_t position = reach.position + q;
+      scratch_.from[row] = c_.window ? std::max<int64_t>(0, position - c_.window + 1) : 0;
+      scratch_.to[row] = position + 1;
+    });
+    return item.count * item.kv_heads * heads_per_kv(c_);
+  }
+
+  void reset(float* state, int64_t rows) {
+    std::memset(state, 0, rows * stride_ * sizeof(float));
+    for (int64_t r = 0; r < rows; r++) state[r * stride_ + sizes_.width + LANES] = NONE;
+  }
+
+  // Brings what rows know of a later span into what they know of those before it.
+  void merge(float* into, const float* from, int64_t rows) {
+    const int64_t known = sizes_.width + LANES;  // values and weights
+    for (int64_t r = 0; r < rows; r++, into += stride_, from += stride_) {
+      const float top = into[known], other = from[known];
+      if (other == NONE) continue;  // sees nothing of the span
+      if (top == NONE) {
+        std::memcpy(into, from, stride_ * sizeof(float));
+        continue;
+      }
+      const float new_top = std::max(top, other);
+      const vf kept = exp(splat(top - new_top)), added = exp(splat(other - new_top));
+      for (int64_t d = 0; d < known; d += LANES) store(into + d, fma(load(from + d), added, load(into + d) * kept));
+      into[known] = new_top;
+    }
+  }
+
+  void finish(const Item& item, const float* state) {
+    each_row(item, [&](int64_t row, int64_t, int64_t at) {
+      const float* known = state + row * stride_;
+      const vf weights = splat(sum(load(known + sizes_.width)));
+      Q* to = (Q*)c_.out + at;
+      for (int64_t d = 0; d < c_.head_dim; d += CHUNK) {
+        vf a = load(known + d) / weights, b = load(known + d + LANES) / weights;
+        in_order((const T*)nullptr, a, b);
+        store_upto(to + d, a, c_.head_dim - d);
+        if (d + LANES < c_.head_dim) store_upto(to + d + LANES, b, c_.head_dim - d - LANES);
       }
     });
-}
-
-// Positions [start, start + TILE) of one KV head, one row of `width` values a position: as they are, or widened to float32.
-// Zero outside [low, high) and beyond head_dim.
-template <typename T, typename O>
-void fetch(const Call& c, const void* cache, const int32_t* blocks, int64_t kv_head, int64_t start, int64_t low,
-           int64_t high, int64_t width, O* to) {
-  const int64_t first = std::max(start, low), last = std::min(start + TILE, high);
-  std::memset(to, 0, (first - start) * width * sizeof(O));
-  std::memset(to + (last - start) * width, 0, (start + TILE - last) * width * sizeof(O));
-  each<T>(c, cache, blocks, kv_head, first, last, [&](int64_t position, const T* from) {
-    O* row = to + (position - start) * width;
-    if constexpr (std::is_same_v<T, O>) {
-      constexpr int64_t step = sizeof(vf) / sizeof(T);
-      int64_t d = 0;
-      for (; d + step <= c.head_dim; d += step) std::memcpy(row + d, from + d, sizeof(vf));
-      for (; d < width; d++) row[d] = d < c.head_dim ? from[d] : T(0);
-    } else {
-      for (int64_t d = 0; d < width; d += LANES) store(row + d, load_upto(from + d, c.head_dim - d));
-    }
-  });
-}
-
-// One of the four rounds that transpose 16 rows of 16 values: rows i and i + 8 are interleaved.
-inline void interleave(const vf* from, vf* to) {
-  for (int i = 0; i < LANES / 2; i++) {
-    const vf a = from[i], b = from[i + LANES / 2];
-    to[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    to[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
   }
-}
 
-// [TILE][width] to float32 [width][TILE]; bfloat16 goes through in pairs, which halves the work.
-template <typename T>
-void transpose(const T* from, float* to, int64_t width) {
-  constexpr int values = sizeof(float) / sizeof(T);  // of each 32 bits
-  for (int64_t d = 0; d < width; d += LANES * values)
-    for (int j = 0; j < TILE; j += LANES) {
-      vf a[LANES], b[LANES];
-      for (int i = 0; i < LANES; i++) std::memcpy(&a[i], from + (j + i) * width + d, sizeof(vf));
-      interleave(a, b);
-      interleave(b, a);
-      interleave(a, b);
-      interleave(b, a);
-      for (int i = 0; i < LANES; i++) {
-        float* row = to + (d + values * i) * TILE + j;
-        if constexpr (values == 1) {
-          store(row, a[i]);
-        } else {
-          store(row, (vf)((vu)a[i] << 16));
-          store(row + TILE, (vf)((vu)a[i] & 0xffff0000u));
-        }
+  Tile<T> locate_first(const Item& item) {
+    const Reach reach(c_, item);
+    return reach.begin < reach.end ? locate(reach, item.kv_head, reach.begin) : Tile<T>{};
+  }
+
+  // Where a tile lies. Vectors outside [low, high) are not looked up: their blocks may not be there.
+  Tile<T> locate(const Reach& reach, int64_t head, int64_t start) {
+    Tile<T> tile{};
+    if (!in_place_) return tile;
+    tile.key_stride = c_.block_size * KvCache<T>::TOGETHER;
+    bool there[2];
+    for (int v = 0; v < 2; v++) {
+      const int64_t position = start + v * LANES, offset = position % c_.block_size;
+      there[v] = position < reach.high && position + LANES > reach.low;
+      if (!there[v]) continue;
+      const int64_t block = reach.blocks[position / c_.block_size];
+      tile.keys[v] = keys_.head(block, head) + offset * KvCache<T>::TOGETHER;
+      tile.values[v] = values_.head(block, head) + offset * c_.head_dim;
+      if constexpr (KvCache<T>::SCALED) {
+        tile.key_scales[v] = keys_.scales(block, head) + offset * sizeof(float);
+        tile.value_scales[v] = values_.scales(block, head) + offset * sizeof(float);
       }
     }
-}
+    for (int v = 0; v < 2; v++)
+      if (!there[v]) {
+        tile.keys[v] = tile.keys[1 - v], tile.values[v] = tile.values[1 - v];
+        tile.key_scales[v] = tile.key_scales[1 - v], tile.value_scales[v] = tile.value_scales[1 - v];
+      }
+    return tile;
+  }
 
-// weight[r][j] = q[r] · k[j] for R rows and all TILE keys; keys are [width][TILE].
-template <int R>
-void scores(const float* query, const float* keys, float* weight, int64_t head_dim, int64_t width) {
-  vf sum[R][TILE_VECTORS] = {};
-  for (int64_t d = 0; d < head_dim; d++)
-    for (int v = 0; v < TILE_VECTORS; v++) {
-      const vf k = load(keys + d * TILE + v * LANES);
-      for (int r = 0; r < R; r++) sum[r][v] = fma(splat(query[r * width + d]), k, sum[r][v]);
+  // A tile of blocks that are no multiples of a vector: copied together.
+  Tile<T> gather(const Reach& reach, int64_t head, int64_t start) {
+    constexpr int64_t together = KvCache<T>::TOGETHER;
+    T *keys = (T*)scratch_.keys.data(), *values = (T*)scratch_.values.data();
+    for (int64_t at = std::max(start, reach.low), end = std::min(start + TILE, reach.high), run; at < end; at += run) {
+      const int64_t offset = at % c_.block_size, block = reach.blocks[at / c_.block_size], to = at - start;
+      run = std::min(end - at, c_.block_size - offset);
+      const T* from = keys_.head(block, head) + offset * together;
+      for (int64_t d = 0; d < c_.head_dim / together; d++)
+        std::memcpy(keys + (d * TILE + to) * together, from + d * c_.block_size * together, run * together * sizeof(T));
+      std::memcpy(values + to * c_.head_dim, values_.head(block, head) + offset * c_.head_dim, run * c_.head_dim * sizeof(T));
+      if constexpr (KvCache<T>::SCALED) {
+        const int64_t size = sizeof(float);
+        std::memcpy(scratch_.key_scales + to, keys_.scales(block, head) + offset * size, run * size);
+        std::memcpy(scratch_.value_scales + to, values_.scales(block, head) + offset * size, run * size);
+      }
     }
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < TILE_VECTORS; v++) store(weight + r * TILE + v * LANES, sum[r][v]);
-}
-
-// total[r][d] += weight[r][j] · v[j][d] over all TILE keys, for R rows and V vectors of the head.
-template <int R, int V>
-void accumulate(const float* weight, const float* values, float* total, int64_t width) {
-  vf sum[R][V];
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) sum[r][v] = load(total + r * width + v * LANES);
-  for (int j = 0; j < TILE; j++)
-    for (int v = 0; v < V; v++) {
-      const vf x = load(values + j * width + v * LANES);
-      for (int r = 0; r < R; r++) sum[r][v] = fma(splat(weight[r * TILE + j]), x, sum[r][v]);
-    }
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) store(total + r * width + v * LANES, sum[r][v]);
-}
-
-// Turns a row's scores into weights and merges the tile's maximum and sum into the row's. Sees keys [from, to) of the tile.
-void soften(const Call& c, float* weight, int from, int to, float* total, int64_t width, float& top, float& weight_sum) {
-  vi lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
-  vf score[TILE_VECTORS], best = splat(NONE);
-  for (int v = 0; v < TILE_VECTORS; v++) {
-    vf s = load(weight + v * LANES) * c.scale;
-    if (c.soft_cap > 0) s = c.soft_cap * (1.f - 2.f / (exp(s * (2.f / c.soft_cap)) + 1.f));
-    const vi key = lane + v * LANES;
-    score[v] = ((key >= from) & (key < to)) ? s : splat(NONE);
-    best = max(best, score[v]);
+    const char *key_scales = (const char*)scratch_.key_scales, *value_scales = (const char*)scratch_.value_scales;
+    const int64_t second = LANES * sizeof(float);
+    return {{keys, keys + LANES * together}, {values, values + LANES * c_.head_dim}, {key_scales, key_scales + second},
+            {value_scales, value_scales + second}, TILE * together};
   }
-  const float new_top = std::max(top, max(best));
-  vf added{};
-  for (int v = 0; v < TILE_VECTORS; v++) {
-    const vf w = exp(score[v] - new_top);
-    store(weight + v * LANES, w);
-    added += w;
-  }
-  const float old = exp(splat(top - new_top))[0];
-  weight_sum = weight_sum * old + sum(added);
-  top = new_top;
-  for (int64_t d = 0; d < width; d += LANES) store(total + d, load(total + d) * old);
-}
 
-template <int R>
-void merge_rows(Scratch& s, int64_t row, int64_t width) {
-  for (int64_t d = 0; d < width;) {
-    float* total = s.total.data() + row * width + d;
-    const float *weight = s.weight.data() + row * TILE, *values = s.values.data() + d;
-    if (width - d >= 4 * LANES) { accumulate<R, 4>(weight, values, total, width); d += 4 * LANES; }
-    else { accumulate<R, 1>(weight, values, total, width); d += LANES; }
-  }
-}
+  const Call& c_;
+  AttentionScratch& scratch_;
+  const KvCache<T> keys_, values_;
+  const Sizes sizes_;
+  const int64_t stride_;
+  const bool in_place_;
+};
 
-// Calls run with the number of rows as a constant, for [begin, end) in groups of up to BLOCK_ROWS.
-template <typename F>
-void by_rows(int64_t begin, int64_t end, F run) {
-  for (; begin + BLOCK_ROWS <= end; begin += BLOCK_ROWS) run(begin, std::integral_constant<int, BLOCK_ROWS>());
-  if (end - begin == 3) run(begin, std::integral_constant<int, 3>());
-  else if (end - begin == 2) run(begin, std::integral_constant<int, 2>());
-  else if (end - begin == 1) run(begin, std::integral_constant<int, 1>());
-}
-
-// One tile for the rows [begin, end) of an item.
-void tile(const Call& c, Scratch& s, int64_t begin, int64_t end, int64_t start, int64_t position, int64_t per_kv,
-          int64_t width) {
-  float* weight = s.weight.data();
-  by_rows(begin, end, [&](int64_t r, auto rows) {
-    scores<decltype(rows)::value>(s.query.data() + r * width, s.keys.data(), weight + r * TILE, c.head_dim, width);
-  });
-  for (int64_t r = begin; r < end; r++) {
-    const int64_t at = position + r / per_kv, seen_from = c.window ? std::max<int64_t>(0, at - c.window + 1) : 0;
-    const int from = std::max<int64_t>(0, seen_from - start), to = std::min<int64_t>(TILE, at + 1 - start);
-    soften(c, weight + r * TILE, from, to, s.total.data() + r * width, width, s.top[r], s.weight_sum[r]);
-  }
-  by_rows(begin, end, [&](int64_t r, auto rows) { merge_rows<decltype(rows)::value>(s, r, width); });
-}
-
-template <typename Q, typename T>
-void attend(const Call& c, Scratch& s, const Item& item, bool heads_follow) {
-  T* const fetched = (T*)s.fetched.data();
-  const int64_t per_kv = c.heads / c.kv_heads, rows = item.count * per_kv;
-  const int64_t width = rounded_up(c.head_dim, LANES), pair_width = rounded_up(c.head_dim, PAIRS);
-  const int32_t* blocks = c.block_table + item.sequence * c.table_width;
-  const int64_t position = c.kv_len[item.sequence] - c.query_start[item.sequence + 1] + item.first;
-  for (int64_t r = 0; r < rows; r++) {
-    const int64_t at = (item.first + r / per_kv) * c.heads + item.kv_head * per_kv + r % per_kv;
-    const Q* from = (const Q*)c.query + at * c.head_dim;
-    for (int64_t d = 0; d < width; d += LANES) store(&s.query[r * width + d], load_upto(from + d, c.head_dim - d));
-    s.top[r] = NONE;
-    s.weight_sum[r] = 0;
-  }
-  std::fill_n(s.total.begin(), rows * width, 0.f);
-  const int64_t low = c.window ? std::max<int64_t>(0, position - c.window + 1) : 0, high = position + item.count;
-  for (int64_t start = low / TILE * TILE; start < high; start += TILE) {
-    // queries that see a key of this tile: from the first at or behind its start to the last whose window reaches it
-    const int64_t first = std::max<int64_t>(0, start - position);
-    const int64_t last = c.window ? std::min<int64_t>(item.count, start + TILE + c.window - 1 - position) : item.count;
-    if (first >= last) continue;
-    if (!heads_follow) prefetch<T>(c, blocks, item.kv_head, 1, start + TILE, high);
-    else if (item.kv_head == 0) prefetch<T>(c, blocks, 0, c.kv_heads, start + TILE, high);
-    fetch<T>(c, c.k_cache, blocks, item.kv_head, start, low, high, pair_width, fetched);
-    transpose(fetched, s.keys.data(), pair_width);
-    fetch<T>(c, c.v_cache, blocks, item.kv_head, start, low, high, width, s.values.data());
-    tile(c, s, first * per_kv, last * per_kv, start, position, per_kv, width);
-  }
-  for (int64_t r = 0; r < rows; r++) {
-    const int64_t at = (item.first + r / per_kv) * c.heads + item.kv_head * per_kv + r % per_kv;
-    Q* to = (Q*)c.out + at * c.head_dim;
-    for (int64_t d = 0; d < c.head_dim; d += LANES)
-      store_upto(to + d, load(&s.total[r * width + d]) / s.weight_sum[r], c.head_dim - d);
-  }
-}
-
-template <typename Q, typename T>
-void run(Member& member, const Call& c, const std::vector<Item>& items, Scratch& scratch) {
+template <typename Q, typename Kind>
+void run(Member& member, const Call& c, const AttentionPlan& plan, AttentionScratch& scratch) {
   if (member.number == 0) {
     const int64_t done = c.query_start[c.sequences], row = c.heads * c.head_dim;
     std::memset((Q*)c.out + done * row, 0, (c.rows - done) * row * sizeof(Q));
   }
-  // With enough to share out, a thread takes all heads of some queries one after the other: their keys lie side by side.
-  const bool heads_follow = (int64_t)items.size() >= 4 * member.size * c.kv_heads;
-  member.each(items.size(), heads_follow ? c.kv_heads : 1,
-              [&](int64_t i) { attend<Q, T>(c, scratch, items[i], heads_follow); });
+  Worker<Q, Kind> worker(c, scratch);
+  float* const partial = plan.partial ? plan.partial.get()->values : nullptr;
+  member.each(plan.shares.size() - 1, 1, [&](int64_t share) {
+    for (int32_t i = plan.shares[share]; i < plan.shares[share + 1]; i++)
+      worker.attend(plan.items[i], i + 1 < plan.shares[share + 1] ? &plan.items[i + 1] : nullptr, partial);
+  });
+  if (!plan.joined.empty())
+    member.each(plan.joined.size(), 1, [&](int64_t i) { worker.join(plan.joined[i], partial); });
+}
+
+template <typename Q, typename Bf16Keys>
+void run_on(Member& member, const Call& c, const AttentionPlan& plan, AttentionScratch& scratch) {
+  if (c.cache_type == CACHE_INT8) run<Q, SingleKeys<int8_t>>(member, c, plan, scratch);
+  else if (c.cache_type == CACHE_BF16) run<Q, Bf16Keys>(member, c, plan, scratch);
+  else run<Q, SingleKeys<float>>(member, c, plan, scratch);
 }
 
 }  // namespace
 
-std::vector<AttentionItem> attention_items(const Attention& a) {
-  const int64_t group = queries_of_item(a);
-  std::vector<Item> items;
-  for (int32_t s = 0; s < a.sequences; s++)
-    for (int32_t first = a.query_start[s]; first < a.query_start[s + 1]; first += group)
-      for (int32_t h = 0; h < a.kv_heads; h++)
-        items.push_back({s, first, int32_t(std::min<int64_t>(group, a.query_start[s + 1] - first)), h});
-  return items;
-}
-
 void DropScratch::operator()(AttentionScratch* scratch) const { delete scratch; }
 
 ScratchPointer attention_scratch(const Attention& a) {
-  return ScratchPointer(new Scratch(queries_of_item(a) * (a.heads / a.kv_heads), rounded_up(a.head_dim, PAIRS)));
+  return ScratchPointer(new AttentionScratch(most_attention_rows(a), rounded_up(a.head_dim, CHUNK)));
 }
 
-void paged_attention(Member& member, const Attention& a, const std::vector<AttentionItem>& items, AttentionScratch& scratch) {
-  if (a.query_bf16)
-    a.cache_bf16 ? run<uint16_t, uint16_t>(member, a, items, scratch) : run<uint16_t, float>(member, a, items, scratch);
-  else
-    a.cache_bf16 ? run<float, uint16_t>(member, a, items, scratch) : run<float, float>(member, a, items, scratch);
-}
+int64_t attention_row_lines(const Attention& a) { return state_stride(rounded_up(a.head_dim, CHUNK)) / LANES; }
 
-extern "C" void headrace_paged_attention(const Attention* a, int threads) {
-  const std::vector<AttentionItem> items = attention_items(*a);
-  with_team(threads, [&](Member& member) { paged_attention(member, *a, items, *attention_scratch(*a)); });
+void paged_attention(Member& member, const Attention& a, const AttentionPlan& plan, AttentionScratch& scratch) {
+  if (a.query_bf16) run_on<uint16_t, PairedKeys>(member, a, plan, scratch);
+  else run_on<float, WidenedKeys>(member, a, plan, scratch);
 }

@@ -21,7 +21,7 @@ constexpr int BLOCK_ROWS = 6, COLUMNS = PANEL / LANES;  // 24 sums, 4 weights an
 constexpr int BLOCK_ROWS = 4, COLUMNS = 1;
 #endif
 constexpr int64_t MOST_ROWS = 96, LEAST_ROWS = 24;  // of a share: enough to be worth a panel's way to this core
-constexpr int FEW_ROWS = 4, AHEAD = 8;  // with few rows memory sets the pace: weights are asked for some steps ahead
+constexpr int PACED_ROWS = 4, AHEAD = 32;  // with few rows memory sets the pace: weights are asked for some steps ahead
 
 template <typename T> constexpr int TOGETHER = sizeof(float) / sizeof(T);  // inputs of one step of the inner loop
 
@@ -56,7 +56,7 @@ void multiply(const T* const* x, const T* panel, int64_t inputs, float* tile) {
     decltype(weights(panel)) w[C];
     for (int c = 0; c < C; c++) {
       w[c] = weights(panel + c * LANES * together);
-      if (R <= FEW_ROWS) __builtin_prefetch(panel + (AHEAD * PANEL + c * LANES) * together, 0, 3);
+      if (R <= PACED_ROWS) __builtin_prefetch(panel + (AHEAD * PANEL + c * LANES) * together, 0, 3);
     }
     for (int r = 0; r < R; r++)
       for (int c = 0; c < C; c++) sum[r][c] = multiply_add(x[r] + k, w[c], sum[r][c]);
@@ -237,6 +237,12 @@ void pack_all(Member& member, const Matrix& m) {
 }
 
 }  // namespace
+
+void will_multiply(Member& member, const Matrix& m, int64_t rows) {
+  if (rows > FEW_ROWS) return;
+  const int64_t num_bytes = PANEL * (m.bf16 ? stride<uint16_t>(m.inputs) * 2 : m.inputs * 4);
+  if ((member.number + 1) * PANEL <= m.outputs) member.will_read((const char*)m.values + member.number * num_bytes, num_bytes);
+}
 
 void product(Member& member, const Product& p) {
   p.matrix.bf16 ? multiply_all<uint16_t>(member, p) : multiply_all<float>(member, p);

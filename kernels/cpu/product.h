@@ -20,6 +20,10 @@ struct Product {
   int64_t rows;
 };
 
+// What a thread reads of a matrix first: worth asking for beforehand where rows are few and memory sets the pace.
+constexpr int64_t FEW_ROWS = 16;
+void will_multiply(Member& member, const Matrix& matrix, int64_t rows);
+
 // out = x · matrixᵀ + bias
 void product(Member& member, const Product& p);
 

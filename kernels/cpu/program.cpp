@@ -8,7 +8,7 @@ enum Kind : int32_t { ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEN
 
 // One recorded operation; program.py has the same fields. What a kind does not need is zero.
 struct Operation {
-  int32_t kind, bf16, cache_bf16;
+  int32_t kind, bf16, cache_type;
   float eps_or_scale, soft_cap;
   const void *in, *residual, *weight, *bias;
   void *out, *total, *k_cache, *v_cache;
@@ -24,35 +24,38 @@ struct Step {
 };
 
 inline Matrix matrix(const Operation& o) { return {o.weight, o.outputs, o.inputs, o.bf16}; }
+inline bool is_product(const Operation& o) { return o.kind == PRODUCT || o.kind == GATED_PRODUCT; }
 inline Product of_product(const Operation& o, const Step& s) { return {o.in, matrix(o), o.bias, o.out, s.rows}; }
 
 inline Attention of_attention(const Operation& o, const Step& s) {
   return {o.in, o.k_cache, o.v_cache, o.out, s.block_table, s.query_start, s.kv_len, s.rows, s.sequences, s.table_width,
-          o.heads, o.kv_heads, o.head_dim, o.block_size, o.window, o.eps_or_scale, o.soft_cap, o.bf16, o.cache_bf16};
+          o.heads, o.kv_heads, o.head_dim, o.block_size, o.window, o.eps_or_scale, o.soft_cap, o.bf16, o.cache_type};
 }
 
 inline Rotation of_rotation(const Operation& o, const Step& s) {
   return {o.in, s.positions, s.slots, s.cos_sin, o.k_cache, o.v_cache, o.out, s.rows, o.heads, o.kv_heads, o.head_dim,
-          o.bf16, o.cache_bf16};
+          o.block_size, o.bf16, o.cache_type};
 }
 
-inline bool share_heads(const Attention& a, const Operation& o) { return a.heads == o.heads && a.kv_heads == o.kv_heads; }
+inline bool same_plan(const Attention& a, const Operation& o) {
+  return a.heads == o.heads && a.kv_heads == o.kv_heads && a.head_dim == o.head_dim && a.window == o.window;
+}
 
-// How attention is shared out, once for all layers with the same numbers of heads.
-struct Shares {
+// How attention is shared out, once for all layers of a kind.
+struct Plans {
   std::vector<Attention> kinds;
-  std::vector<std::vector<AttentionItem>> items;
+  std::vector<AttentionPlan> plans;
 
-  Shares(const Operation* operations, int64_t count, const Step& step) {
+  Plans(const Operation* operations, int64_t count, const Step& step, int threads) {
     for (int64_t i = 0; i < count; i++)
       if (operations[i].kind == ATTEND && find(operations[i]) == kinds.size()) {
         kinds.push_back(of_attention(operations[i], step));
-        items.push_back(attention_items(kinds.back()));
+        plans.push_back(attention_plan(kinds.back(), threads));
       }
   }
   size_t find(const Operation& o) const {
     size_t at = 0;
-    while (at < kinds.size() && !share_heads(kinds[at], o)) at++;
+    while (at < kinds.size() && !same_plan(kinds[at], o)) at++;
     return at;
   }
 };
@@ -60,7 +63,7 @@ struct Shares {
 struct Worker {
   Member& member;
   const Step& step;
-  const Shares& shares;
+  const Plans& plans;
   ScratchPointer scratch;
   int64_t scratch_heads = 0, scratch_head_dim = 0, scratch_kv_heads = 0;
 
@@ -70,7 +73,7 @@ struct Worker {
       scratch = attention_scratch(a);
       scratch_heads = o.heads, scratch_kv_heads = o.kv_heads, scratch_head_dim = o.head_dim;
     }
-    paged_attention(member, a, shares.items[shares.find(o)], *scratch);
+    paged_attention(member, a, plans.plans[plans.find(o)], *scratch);
   }
 
   void run(const Operation& o) {
@@ -89,9 +92,13 @@ struct Worker {
 }  // namespace
 
 extern "C" void headrace_run(const Operation* operations, int64_t count, const Step* step, int threads) {
-  const Shares shares(operations, count, *step);
+  const Plans plans(operations, count, *step, threads);
   with_team(threads, [&](Member& member) {
-    Worker worker{member, *step, shares, nullptr};
-    for (int64_t i = 0; i < count; i++) worker.run(operations[i]);
+    Worker worker{member, *step, plans, nullptr};
+    for (int64_t i = 0, next = 0; i < count; i++) {
+      while (next < count && (next <= i || !is_product(operations[next]))) next++;
+      if (next < count) will_multiply(member, matrix(operations[next]), step->rows);
+      worker.run(operations[i]);
+    }
   });
 }

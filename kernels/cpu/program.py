@@ -15,10 +15,20 @@ from dataclasses import dataclass, field
 import torch
 
 from ..forward import Describe, Inputs, Run
+from ..kv_layout import cached_head_dim
 from ..matrix import PANEL, Matrix
 from .structs import Operation, Step
 
 ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND = range(7)  # program.cpp has the same
+
+CACHE_TYPES = (torch.float32, torch.bfloat16, torch.int8)  # kv_cache.h has the same
+
+
+def cache_type(cache: torch.Tensor) -> int:
+    """`CacheType` of a cache. Raises TypeError for another type."""
+    if cache.dtype not in CACHE_TYPES:
+        raise TypeError(f"the compiled CPU kernels know no cache of {cache.dtype}")
+    return CACHE_TYPES.index(cache.dtype)
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +95,7 @@ class Recorder:
 
     def rotate_and_store(self, qkv: Register, layer: int) -> Register:
         """`rotary.rotate_and_store`."""
-        kv_heads, head_dim = self.cache.shape[-2:]
+        kv_heads, head_dim = self.cache.shape[-2], cached_head_dim(self.cache)
         heads = qkv.width // head_dim - 2 * kv_heads
         made = self._cached(ROTATE, layer, heads)
         return self._add(made, x=qkv, out=self._register(heads * head_dim))
@@ -94,7 +104,7 @@ class Recorder:
         self, query: Register, layer: int, scale: float, window: int = 0, soft_cap: float = 0.0
     ) -> Register:
         """`attention.paged_attention`."""
-        made = self._cached(ATTEND, layer, query.width // self.cache.shape[-1])
+        made = self._cached(ATTEND, layer, query.width // cached_head_dim(self.cache))
         made.fields |= {"eps_or_scale": scale, "window": window, "soft_cap": soft_cap}
         return self._add(made, x=query, out=self._register(query.width))
 
@@ -123,11 +133,11 @@ class Recorder:
 
     def _cached(self, kind: int, layer: int, heads: int) -> _Recorded:
         keys, values = self.cache[layer]
-        block_size, kv_heads, head_dim = keys.shape[1:]
+        block_size, kv_heads = keys.shape[1:3]
         fields = {
             "kind": kind, "k_cache": keys.data_ptr(), "v_cache": values.data_ptr(), "heads": heads,
-            "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size,
-            "cache_bf16": keys.dtype == torch.bfloat16,
+            "kv_heads": kv_heads, "head_dim": cached_head_dim(keys), "block_size": block_size,
+            "cache_type": cache_type(keys),
         }  # fmt: skip
         return _Recorded({**fields}, {}, [self.cache])
 

@@ -1,6 +1,7 @@
 // Draws a token a row. See sample.py for the rules and philox.py for the random words; this computes the same, with float32
 // scores. A row is one thread's work from its first to its last operation, so nothing beside it can change its result.
 #include "simd.cpp"
+#include "team.h"
 
 #include <algorithm>
 #include <cmath>
@@ -262,14 +263,13 @@ int64_t draw(const Row& row, Scratch& scratch) {
 extern "C" void headrace_sample(const float* scores, const float* temperature, const int32_t* top_k, const float* top_p,
                                 const float* min_p, const int64_t* seed, const int64_t* choice, const int64_t* position,
                                 int64_t* token_ids, int64_t rows, int64_t vocab, int threads) {
-#pragma omp parallel num_threads(threads)
-  {
+  with_team(threads, [&](Member& member) {
     Scratch scratch;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t r = 0; r < rows; r++)
+    member.each(rows, 1, [&](int64_t r) {
       token_ids[r] = draw({scores + r * vocab, vocab, temperature[r], top_p[r], min_p[r], top_k[r], uint64_t(seed[r]),
                            uint32_t(choice[r]), uint32_t(position[r])}, scratch);
-  }
+    });
+  });
 }
 
 // The words behind the noise, for comparison with the reference: one a token id.

@@ -22,8 +22,13 @@ inline vi splat(int32_t x) { return x - vi{}; }
 
 inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
 inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+#if defined(__AVX512F__)
+inline vf load_part(const float* p, int n) { return (vf)_mm512_maskz_loadu_ps((1u << n) - 1, p); }
+inline void store_part(float* p, vf v, int n) { _mm512_mask_storeu_ps(p, (1u << n) - 1, (__m512)v); }
+#else
 inline vf load_part(const float* p, int n) { vf v{}; std::memcpy(&v, p, n * sizeof(float)); return v; }
 inline void store_part(float* p, vf v, int n) { std::memcpy(p, &v, n * sizeof(float)); }
+#endif
 
 inline vf fma(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
@@ -47,16 +52,15 @@ inline vf max(vf a, vf b) { return a > b ? a : b; }
 inline vf min(vf a, vf b) { return a < b ? a : b; }
 
 // Sum and maximum over the lanes: halves are folded onto each other.
-inline float sum(vf v) {
-  for (int n = LANES / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; i++) v[i] += v[i + n];
+template <typename Fold> inline float folded(vf v, Fold fold) {
+  v = fold(v, (vf)__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = fold(v, (vf)__builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = fold(v, (vf)__builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = fold(v, (vf)__builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
   return v[0];
 }
-inline float max(vf v) {
-  for (int n = LANES / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; i++) v[i] = v[i] > v[i + n] ? v[i] : v[i + n];
-  return v[0];
-}
+inline float sum(vf v) { return folded(v, [](vf a, vf b) { return a + b; }); }
+inline float max(vf v) { return folded(v, [](vf a, vf b) { return max(a, b); }); }
 
 // bfloat16 is the upper half of a float32. Rounds to nearest, ties to even; NaN stays NaN.
 inline float from_bf16(uint16_t x) { uint32_t u = uint32_t(x) << 16; float f; std::memcpy(&f, &u, 4); return f; }
@@ -86,6 +90,32 @@ inline void store(uint16_t* p, vf v) {
 }
 inline vf load_part(const uint16_t* p, int n) { uint16_t t[LANES] = {}; std::memcpy(t, p, n * 2); return load(t); }
 inline void store_part(uint16_t* p, vf v, int n) { uint16_t t[LANES]; store(t, v); std::memcpy(p, t, n * 2); }
+
+typedef int8_t vb __attribute__((vector_size(16)));
+inline vf widened(vb b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
+#else
+  return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
+#endif
+}
+inline vf load(const int8_t* p) { vb b; std::memcpy(&b, p, sizeof b); return widened(b); }
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+inline vf load_part(const int8_t* p, int n) { return widened((vb)_mm_maskz_loadu_epi8((1u << n) - 1, p)); }
+#else
+inline vf load_part(const int8_t* p, int n) { vb b{}; std::memcpy(&b, p, n); return widened(b); }
+#endif
+
+inline void store(int8_t* p, vf v) {  // of whole numbers
+  const vi whole = __builtin_convertvector(v, vi);
+#if defined(__AVX512F__)
+  const vb b = (vb)_mm512_cvtepi32_epi8((__m512i)whole);
+#else
+  const vb b = __builtin_convertvector(whole, vb);
+#endif
+  std::memcpy(p, &b, sizeof b);
+}
+inline void store_part(int8_t* p, vf v, int n) { int8_t t[LANES]; store(t, v); std::memcpy(p, t, n); }
 
 template <typename T> inline vf load_upto(const T* p, int64_t left) { return left >= LANES ? load(p) : load_part(p, left); }
 template <typename T> inline void store_upto(T* p, vf v, int64_t left) {

@@ -46,8 +46,8 @@ class Rotation(ctypes.Structure):
     """`Rotation`."""
 
     _fields_: ClassVar = _fields({
-        "p": "qkv positions slots cos_sin k_cache v_cache query", "q": "rows heads kv_heads head_dim",
-        "i": "bf16 cache_bf16",
+        "p": "qkv positions slots cos_sin k_cache v_cache query", "q": "rows heads kv_heads head_dim block_size",
+        "i": "bf16 cache_type",
     })  # fmt: skip
 
 
@@ -63,7 +63,7 @@ class Attention(ctypes.Structure):
     _fields_: ClassVar = _fields({
         "p": "query k_cache v_cache out block_table query_start kv_len",
         "q": "rows sequences table_width heads kv_heads head_dim block_size window", "f": "scale soft_cap",
-        "i": "query_bf16 cache_bf16",
+        "i": "query_bf16 cache_type",
     })  # fmt: skip
 
 
@@ -71,7 +71,7 @@ class Operation(ctypes.Structure):
     """`Operation`: one recorded operation of a program."""
 
     _fields_: ClassVar = _fields({
-        "i": "kind bf16 cache_bf16", "f": "eps_or_scale soft_cap",
+        "i": "kind bf16 cache_type", "f": "eps_or_scale soft_cap",
         "p": "x residual weight bias out total k_cache v_cache",
         "q": "inputs outputs heads kv_heads head_dim block_size window",
     })  # fmt: skip

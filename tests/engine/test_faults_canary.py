@@ -84,7 +84,7 @@ def test_a_models_answers_are_those_that_a_cold_engine_gives_to_each_prompt_alon
     )
 
     def poison() -> None:
-        rigged.runner.fill_blocks(sorted(rigged.engine.free_block_ids()), float("nan"))
+        rigged.runner.poison_blocks(sorted(rigged.engine.free_block_ids()))
 
     answers = run_canaries(rigged.engine, prompts, rng, options=half_greedy, before_step=poison)
     check_reports(answers, caching=caching)

@@ -32,7 +32,7 @@ def test_sorting_drawing_and_all_log_probabilities_at_once(name: str, long: int)
     made = rig(SHAPE, name, max_num_seqs=MAX_NUM_SEQS, max_model_len=400, num_kv_blocks=300)
     made.poison = False
     made.runner.on_logits = None
-    planned = footprint(read_model_config(checkpoint(SHAPE)), made.config, 0, 4, 4).step_bytes
+    planned = footprint(read_model_config(checkpoint(SHAPE)), made.config, 0, 4, torch.float32).step_bytes
     full_batch(made, long)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         made.step()

@@ -40,7 +40,7 @@ def as_dict(config: EngineConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in EngineConfig.__dataclass_fields__}
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "fp32", "int8"])
 def test_a_cache_of_lower_precision_gives_the_same_cold_and_warm(kv_cache_dtype: str) -> None:
     """If a chunk saw its own keys before they were rounded, and a later request the rounded ones, they would differ."""
     made = rig(SHAPE, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=32)

@@ -65,12 +65,13 @@ def test_a_number_of_blocks_that_fits_is_taken() -> None:
 
 def test_scores_and_log_probabilities_of_a_full_batch_are_counted() -> None:
     config = EngineConfig(max_num_seqs=256)
-    size = footprint(LLAMA, config, 0, 2, 2)
+    size = footprint(LLAMA, config, 0, 2, torch.bfloat16)
     assert size.block_bytes == 2 * 32 * 16 * 8 * 128 * 2
+    assert footprint(LLAMA, config, 0, 2, torch.int8).block_bytes == 2 * 32 * 16 * 8 * (128 + 4)  # and a scale
     # scores as the product gives them, their float32 copy and the one that penalties change, for every sequence at once
     assert size.step_bytes > 256 * 128_256 * (2 + 4 + 4)
     assert (
-        footprint(LLAMA, replace(config, max_num_seqs=512), 0, 2, 2).step_bytes
+        footprint(LLAMA, replace(config, max_num_seqs=512), 0, 2, torch.bfloat16).step_bytes
         > size.step_bytes + 256 * 128_256 * 10 - 1
     )
 
@@ -82,7 +83,7 @@ def test_what_a_full_batch_really_takes_stays_below_the_plan() -> None:
     made.poison = False
     made.runner.on_logits = None
     model = read_model_config(checkpoint(shape))
-    planned = footprint(model, made.config, 0, 4, 4).step_bytes
+    planned = footprint(model, made.config, 0, 4, torch.float32).step_bytes
     for number in range(32):
         made.add(
             f"{number}", [5, 6, 7 + number, 8], prompt_logprobs=5, logprobs=5, repetition_penalty=1.2, max_tokens=2
@@ -121,7 +122,7 @@ def test_the_type_that_is_computed_in() -> None:
         resolve_dtype("float16", small, fast_bf16=True)
 
 
-@pytest.mark.parametrize("name", ["fp16", "fp8_e4m3", "fp8_e5m2", "int8"])
+@pytest.mark.parametrize("name", ["fp16", "fp8_e4m3", "fp8_e5m2"])
 def test_kv_types_that_are_not_built_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"kv_cache_dtype '{name}'"):
         rig(Shape(), kv_cache_dtype=name)

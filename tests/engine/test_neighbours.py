@@ -61,14 +61,33 @@ def test_in_a_crowd(threads: int, shape: str, dtype: torch.dtype, size: int, bud
 
 @pytest.mark.parametrize(("size", "budget"), [(1, 7), (5, 512), (17, 64)])
 @pytest.mark.parametrize("shape", ["gqa7-linear", "one-layer-odd"])
-def test_in_a_crowd_in_plain_torch(threads: int, shape: str, size: int, budget: int) -> None:
-    assert_same(crowd(shape, "torch", torch.float32, size, budget), alone(shape, "torch", torch.float32))
+@pytest.mark.parametrize("name", ["cpu-onednn", "torch"])
+def test_in_a_crowd_with_products_of_torch(threads: int, name: str, shape: str, size: int, budget: int) -> None:
+    assert_same(crowd(shape, name, torch.float32, size, budget), alone(shape, name, torch.float32))
 
 
-def test_both_backends_agree() -> None:
-    cpu, plain = (alone("gqa3-llama3", name, torch.float32) for name in BACKENDS)
-    assert (cpu.scores("me") - plain.scores("me")).abs().max() < 1e-4
-    assert cpu.tokens["me", 0] == plain.tokens["me", 0]
+def test_all_backends_agree() -> None:
+    plain = alone("gqa3-llama3", "torch", torch.float32)
+    for name in BACKENDS:
+        other = alone("gqa3-llama3", name, torch.float32)
+        assert (other.scores("me") - plain.scores("me")).abs().max() < 1e-4
+        assert other.tokens["me", 0] == plain.tokens["me", 0]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_who_only_wants_the_best_gets_what_the_stored_scores_give(name: str, dtype: torch.dtype) -> None:
+    # watched, every row's scores are stored; unwatched, greedy rows skip that, beside rows that sample
+    watched, unwatched = (rig(SHAPES["gqa3-llama3"], name, dtype) for _ in range(2))
+    unwatched.runner.on_logits = None
+    for made in (watched, unwatched):
+        for number in range(12):
+            sampled = {"temperature": 0.8, "seed": number} if number % 3 == 0 else {}
+            held = {"min_tokens": 3, "ignore_eos": False} if number % 4 == 1 else {}
+            made.add(f"{number}", prompt(5 + number, 99, salt=number), max_tokens=6, **sampled, **held)
+        made.run()
+    assert watched.tokens == unwatched.tokens
+    assert watched.finishes == unwatched.finishes
 
 
 @pytest.mark.parametrize("size", [17, 20])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from headrace.kernels.attention import Paging
 from headrace.kernels.backend import Backend
+from headrace.kernels.kv_layout import cached_width, decode, encode, laid_out, poison
 from tests.support.tolerances import assert_close
 
 NOBODY = 2**30  # a block id that no cache has: reading it is a crash
@@ -29,7 +31,16 @@ class Case:
 
     def run(self, ops: Backend, scale: float = 0.25, window: int = 0, soft_cap: float = 0.0) -> torch.Tensor:
         paging = Paging(self.block_table, self.query_start, self.kv_len)
-        return ops.paged_attention(self.query, self.k_cache, self.v_cache, paging, scale, window, soft_cap)
+        return attend(ops, self.query, (self.k_cache, self.v_cache), paging, scale, window, soft_cap)
+
+
+def attend(
+    ops: Backend, query: torch.Tensor, caches: Sequence[torch.Tensor], paging: Paging, scale: float = 0.25,
+    window: int = 0, soft_cap: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """Attention over by_position caches, brought into the backend's layout."""
+    keys, values = (laid_out(cache, ops.kv_layout, keys=number == 0) for number, cache in enumerate(caches))
+    return ops.paged_attention(query, keys, values, paging, scale, window, soft_cap)
 
 
 def make_case(
@@ -49,7 +60,9 @@ def make_case(
     widths = [-(-keys // block_size) for keys, _ in lengths]
     total = sum(widths)
     order = torch.randperm(total + 2, generator=random)[:total].tolist()
-    caches = [torch.full((total + 2, block_size, kv_heads, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
+    shape = (2, total + 2, block_size, kv_heads, cached_width(head_dim, dtype))
+    caches = torch.empty(shape, dtype=dtype)
+    poison(caches[None], range(total + 2))
     table = torch.full((len(lengths), max(widths) + 2), NOBODY, dtype=torch.int32)
     dense: list[list[torch.Tensor]] = [[], []]
     for s, (keys, queries) in enumerate(lengths):
@@ -57,12 +70,14 @@ def make_case(
         for block in range(first // block_size, widths[s]):
             table[s, block] = order.pop()
         for cache, rows in zip(caches, dense, strict=True):
-            data = torch.randn((keys, kv_heads, head_dim), generator=random).to(dtype)
-            rows.append(data)
+            data = encode(torch.randn((keys, kv_heads, head_dim), generator=random), dtype)
+            rows.append(decode(data))
             for position in range(first, keys):
                 cache[table[s, position // block_size], position % block_size] = data[position]
     starts = torch.tensor([0, *(queries for _, queries in lengths)]).cumsum(0).int()
-    query = torch.randn((int(starts[-1]) + padding, heads, head_dim), generator=random).to(dtype)
+    query = torch.randn((int(starts[-1]) + padding, heads, head_dim), generator=random).to(
+        torch.float32 if dtype == torch.int8 else dtype
+    )
     kv_len = torch.tensor([keys for keys, _ in lengths], dtype=torch.int32)
     return Case(query, *caches, table, starts, kv_len, *dense)
 
@@ -87,30 +102,35 @@ def dense_attention(case: Case, scale: float = 0.25, window: int = 0, soft_cap: 
 MIXED = [(1, 1), (5, 5), (33, 1), (64, 64), (31, 2), (100, 7), (96, 1), (70, 70)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("block_size", [1, 4, 16, 48])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("block_size", [1, 4, 8, 15, 16, 24, 32, 48])
 def test_decode_and_chunks_in_one_batch(ops: Backend, dtype: torch.dtype, block_size: int) -> None:
     case = make_case(MIXED, block_size=block_size, dtype=dtype)
     assert_close(case.run(ops), dense_attention(case))
 
 
 @pytest.mark.parametrize("head_dim", [2, 10, 16, 24, 32, 64, 80, 96, 128, 192, 256])
-def test_head_sizes(ops: Backend, head_dim: int) -> None:
-    case = make_case([(37, 1), (40, 9)], head_dim=head_dim)
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_head_sizes(ops: Backend, dtype: torch.dtype, block_size: int, head_dim: int) -> None:
+    case = make_case([(37, 1), (40, 9)], head_dim=head_dim, block_size=block_size, dtype=dtype)
     scale = head_dim**-0.5
     assert_close(case.run(ops, scale), dense_attention(case, scale))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 3), (9, 3), (7, 1), (48, 1), (12, 2), (96, 1)])
-def test_query_heads_per_kv_head(ops: Backend, heads: int, kv_heads: int) -> None:
-    case = make_case([(35, 1), (50, 13)], heads=heads, kv_heads=kv_heads)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_query_heads_per_kv_head(ops: Backend, dtype: torch.dtype, heads: int, kv_heads: int) -> None:
+    case = make_case([(35, 1), (50, 13)], heads=heads, kv_heads=kv_heads, block_size=16, dtype=dtype)
     assert_close(case.run(ops), dense_attention(case))
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 31, 32, 33, 64, 500])
-def test_window_reads_nothing_before_it(ops: Backend, window: int) -> None:
+@pytest.mark.parametrize("window", [1, 2, 5, 31, 32, 33, 64, 300, 500])
+@pytest.mark.parametrize("block_size", [4, 16, 32])
+def test_window_reads_nothing_before_it(ops: Backend, threads: int, block_size: int, window: int) -> None:
     # blocks before the window are not even in the block table, and the rest of a block that it cuts holds NaN
-    case = make_case([(1, 1), (90, 1), (97, 40), (70, 70), (33, 2)], window=window)
+    lengths = [(1, 1), (90, 1), (97, 40), (70, 70), (33, 2), (600, 1)]
+    case = make_case(lengths, block_size=block_size, window=window)
     assert_close(case.run(ops, window=window), dense_attention(case, window=window))
 
 
@@ -149,17 +169,44 @@ def test_padding_rows_are_zero_and_sequences_without_queries_are_passed_over(ops
     assert (got[6:] == 0).all()
 
 
-def test_a_query_cache_of_other_type(ops: Backend) -> None:
-    case = make_case(MIXED, dtype=torch.bfloat16)
-    case.query = case.query.float()
+@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("query", [torch.float32, torch.bfloat16])
+def test_every_type_of_query_meets_every_type_of_cache(ops: Backend, query: torch.dtype, cache: torch.dtype) -> None:
+    case = make_case(MIXED, dtype=cache, block_size=16, head_dim=32)
+    case.query = case.query.to(query)
     assert_close(case.run(ops), dense_attention(case))
 
 
+def test_int8_is_off_by_no_more_than_its_steps(ops: Backend) -> None:
+    """Against the vectors before they were rounded: what half a step of every key and value can do, and no more."""
+    keys, head_dim, scale = 300, 64, 0.125
+    case = make_case([(keys, 1)], heads=2, kv_heads=2, head_dim=head_dim, block_size=16, dtype=torch.int8, padding=0)
+    random = torch.Generator().manual_seed(5)
+    exact = [torch.randn((keys, 2, head_dim), generator=random) for _ in range(2)]
+    for cache, vectors in zip((case.k_cache, case.v_cache), exact, strict=True):
+        cache[case.block_table[0, torch.arange(keys) // 16].long(), torch.arange(keys) % 16] = encode(
+            vectors, torch.int8
+        )
+    case.keys, case.values = [[vectors] for vectors in exact]
+    off = (case.run(ops, scale).double() - dense_attention(case, scale)).abs()
+    half_steps = [vectors.double().abs().amax(-1) / 254 for vectors in exact]  # [keys, heads]
+    # a score is off by at most d, so a weight by a factor of at most e^2d, and a result by (e^2d - 1) of a value
+    score = scale * (case.query[0].double().abs().sum(-1) * half_steps[0]).amax(0)
+    bound = (torch.exp(2 * score) - 1) * exact[1].double().abs().amax((0, 2)) + half_steps[1].amax(0)
+    assert (off[0].amax(-1) <= bound).all()
+    assert off.max() > 1e-4, "nothing was rounded"
+
+
+@pytest.mark.parametrize(("dtype", "block_size"), [(torch.float32, 4), (torch.bfloat16, 16), (torch.int8, 16)])
 @pytest.mark.parametrize("window", [0, 45])
-def test_bits_do_not_depend_on_chunks_or_neighbours(ops: Backend, threads: int, window: int) -> None:
-    whole = make_case([(130, 130)], heads=6, kv_heads=2, head_dim=24, padding=0)
+def test_bits_do_not_depend_on_chunks_or_neighbours(
+    ops: Backend, threads: int, window: int, dtype: torch.dtype, block_size: int
+) -> None:
+    whole, others = (
+        make_case(lengths, heads=6, kv_heads=2, head_dim=24, block_size=block_size, dtype=dtype, padding=0, seed=seed)
+        for seed, lengths in enumerate(([(130, 130)], [(77, 1), (50, 33), (130, 2)]))
+    )
     want = whole.run(ops, window=window)
-    others = make_case([(77, 1), (50, 33), (130, 2)], heads=6, kv_heads=2, head_dim=24, seed=1)
     cache = [torch.cat(pair) for pair in ((whole.k_cache, others.k_cache), (whole.v_cache, others.v_cache))]
     table = torch.full((4, max(whole.block_table.shape[1], others.block_table.shape[1])), NOBODY, dtype=torch.int32)
     table[1:, : others.block_table.shape[1]] = others.block_table + len(whole.k_cache)
@@ -170,13 +217,47 @@ def test_bits_do_not_depend_on_chunks_or_neighbours(ops: Backend, threads: int, 
             end = min(begin + size, 130)
             rows = whole.query[begin:end]
             paging = Paging(table[:1], torch.tensor([0, end - begin]).int(), torch.tensor([end]).int())
-            alone = ops.paged_attention(rows, *cache, paging, 0.25, window)
+            alone = attend(ops, rows, cache, paging, 0.25, window)
             assert torch.equal(alone, want[begin:end]), f"queries {begin} to {end}, alone"
             starts = torch.cat((torch.zeros(1), end - begin + others.query_start)).int()
             kv_len = torch.cat((torch.tensor([end]), others.kv_len)).int()
             batch = torch.cat((rows, others.query))
-            beside = ops.paged_attention(batch, *cache, Paging(table, starts, kv_len), 0.25, window)
+            beside = attend(ops, batch, cache, Paging(table, starts, kv_len), 0.25, window)
             assert torch.equal(beside[: end - begin], want[begin:end]), f"queries {begin} to {end}, beside others"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("window", [0, 300])
+def test_bits_of_a_long_sequence_do_not_depend_on_who_computes_its_spans(
+    ops: Backend, window: int, dtype: torch.dtype
+) -> None:
+    """Alone its last query is shared out among threads; in a chunk, or beside others, or on one thread it is not."""
+    length, last = 1100, 40
+    case = make_case([(length, last)], heads=6, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, padding=0)
+    assert_close(case.run(ops, window=window), dense_attention(case, window=window))
+    many = [case.block_table] * 9
+    torch.set_num_threads(1)
+    want = case.run(ops, window=window)
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        chunk = case.run(ops, window=window)
+        for queries in (1, 3, last):
+            rows = case.query[last - queries :]
+            ends = torch.tensor([0, queries]).int()
+            alone = attend(ops, rows, (case.k_cache, case.v_cache), Paging(many[0], ends, case.kv_len), 0.25, window)
+            assert torch.equal(alone, chunk[last - queries :]), f"{queries} queries on {threads} threads"
+        ends, kv_len = torch.arange(10).int(), torch.full((9,), length).int()
+        batch = attend(
+            ops,
+            case.query[-1:].repeat(9, 1, 1),
+            (case.k_cache, case.v_cache),
+            Paging(torch.cat(many), ends, kv_len),
+            0.25,
+            window,
+        )
+        assert all(torch.equal(row, chunk[-1]) for row in batch), f"among nine on {threads} threads"
+        assert torch.equal(chunk, want), f"{threads} threads"
+    torch.set_num_threads(2)
 
 
 @pytest.mark.parametrize(("window", "broken", "at", "sound"), [(0, 64, (14, 50, 63), 20), (5, 40, (36, 39), 64)])
@@ -201,8 +282,8 @@ def test_blocks_far_into_a_large_cache(ops: Backend) -> None:
     block = 2**31 // (16 * 64) + 3
     caches = [torch.empty((block + 1, 16, 1, 64), dtype=torch.bfloat16) for _ in range(2)]
     small = make_case([(12, 1)], heads=2, kv_heads=1, head_dim=64, block_size=16, dtype=torch.bfloat16)
-    for cache, data in zip(caches, (small.keys[0], small.values[0]), strict=True):
-        cache[block, :12] = data
+    for number, (cache, small_cache) in enumerate(zip(caches, (small.k_cache, small.v_cache), strict=True)):
+        cache[block] = laid_out(small_cache, ops.kv_layout, keys=number == 0)[small.block_table[0, 0]]
     table = torch.tensor([[block]], dtype=torch.int32)
     got = ops.paged_attention(small.query, *caches, Paging(table, small.query_start, small.kv_len), 0.25)
     assert_close(got, dense_attention(small))

@@ -13,9 +13,10 @@ import torch
 
 from headrace.kernels import backend
 from headrace.kernels.backend import CHOICES, choose_backend, open_backend, open_library
-from headrace.kernels.cpu import build
+from headrace.kernels.cpu import build, prebuilt
 from headrace.kernels.cpu.library import CpuLibrary
 from headrace.kernels.errors import BackendError, BuildError
+from headrace.kernels.matrix import plain_matrix
 
 NONE = BuildError("no C++ compiler found")
 
@@ -32,21 +33,49 @@ def test_auto_takes_the_compiled_library_and_says_so() -> None:
     assert choose_backend("torch", "cpu", compiled()).name == "torch"
 
 
+def test_a_unit_for_products_is_used_through_torch() -> None:
+    assert choose_backend("auto", "cpu", compiled(), has_matrix_unit=True).name == "cpu-onednn"
+    assert choose_backend("cpu", "cpu", compiled(), has_matrix_unit=True).name == "cpu"
+    assert choose_backend("cpu-onednn", "cpu", compiled()).name == "cpu-onednn"
+    assert choose_backend("auto", "cpu", NONE, has_matrix_unit=True).name == "torch"
+
+
+@pytest.mark.parametrize(
+    ("features", "dtype", "name"),
+    [
+        ("fma avx512_bf16", torch.bfloat16, "cpu"),
+        ("fma avx512_bf16 amx_bf16", torch.bfloat16, "cpu-onednn"),
+        ("fma avx512_bf16 amx_bf16", torch.float32, "cpu"),
+        ("asimd bf16", torch.bfloat16, "cpu-onednn"),
+        ("", torch.bfloat16, "cpu"),
+    ],
+)
+def test_what_the_cpu_has_decides(
+    monkeypatch: pytest.MonkeyPatch, features: str, dtype: torch.dtype, name: str
+) -> None:
+    library = compiled()
+    monkeypatch.setattr(backend, "open_library", lambda: library)
+    monkeypatch.setattr(backend, "cpu_features", lambda: features)
+    assert open_backend("auto", "cpu", dtype).name == name
+
+
 def test_without_a_library_auto_is_torch_with_a_reason_and_cpu_is_refused() -> None:
     chosen = choose_backend("auto", "cpu", NONE)
     assert (chosen.name, chosen.reason) == ("torch", "no C++ compiler found")
     with pytest.raises(BuildError, match="no C\\+\\+ compiler"):
         choose_backend("cpu", "cpu", NONE)
+    with pytest.raises(BuildError, match="no C\\+\\+ compiler"):
+        choose_backend("cpu-onednn", "cpu", NONE)
 
 
 def test_an_unknown_name_is_refused_with_the_choices() -> None:
-    with pytest.raises(BackendError, match="auto, cpu, torch") as caught:
+    with pytest.raises(BackendError, match="auto, cpu, cpu-onednn, torch") as caught:
         choose_backend("cuda", "cpu", NONE)
     assert caught.value.choices == CHOICES
 
 
 def test_a_backend_is_never_moved_to_another_device() -> None:
-    for name in ("auto", "cpu"):
+    for name in ("auto", "cpu", "cpu-onednn"):
         with pytest.raises(BackendError, match="does not run on cuda"):
             choose_backend(name, "cuda", NONE)
 
@@ -94,6 +123,41 @@ def test_another_cpu_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert build._key(compiler, {"a.cpp": b"2"}) != key
     monkeypatch.setattr(build, "cpu_features", lambda: "fpu")
     assert build._key(compiler, sources) != key
+
+
+def test_a_library_that_came_with_the_package_gives_the_same_bits(tmp_path: Path) -> None:
+    own, features = compiled(), build.cpu_features()
+    variant = prebuilt.VARIANTS[-1]
+    if not variant.needs <= set(features.split()):
+        pytest.skip(f"this CPU is no {variant.name}")
+    (path,) = prebuilt.build_variants(tmp_path, (variant,))
+    assert prebuilt.prebuilt_path(tmp_path) == path
+    assert prebuilt.prebuilt_path(tmp_path, "fpu sse2") is None
+    other = CpuLibrary(path)
+    weight = torch.randn(130, 77, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(9, 77, generator=torch.Generator().manual_seed(1))
+    results = [library.linear(x, library.pack(plain_matrix(weight))) for library in (own, other)]
+    assert torch.equal(*results)
+
+
+def test_the_best_variant_that_the_cpu_runs_is_taken(tmp_path: Path) -> None:
+    places = {variant.name: prebuilt._path(tmp_path, variant) for variant in prebuilt.VARIANTS}
+    for place in places.values():
+        place.touch()
+    all_of = {variant.name: " ".join(variant.needs) for variant in prebuilt.VARIANTS}
+    for name, features in all_of.items():
+        assert prebuilt.prebuilt_path(tmp_path, f"{features} sse9") == places[name]
+    places["x86-64-v4"].unlink()
+    assert prebuilt.prebuilt_path(tmp_path, all_of["x86-64-v4"]) == places["x86-64-v3"]
+
+
+def test_a_library_of_other_sources_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = prebuilt.VARIANTS[-1]
+    prebuilt._path(tmp_path, variant).touch()
+    features = " ".join(variant.needs)
+    assert prebuilt.prebuilt_path(tmp_path, features) is not None
+    monkeypatch.setattr(prebuilt, "read_sources", lambda: {"a.cpp": b"1"})
+    assert prebuilt.prebuilt_path(tmp_path, features) is None
 
 
 def test_two_processes_build_at_once_and_both_can_load(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from headrace.kernels import exact
 from headrace.kernels.backend import Backend
 from headrace.kernels.block_copy import copy_blocks
+from headrace.kernels.kv_layout import SCALE_BYTES, by_position, decode, encode, laid_out
 from headrace.kernels.large_pages import zeros_in_large_pages
 from tests.support.matrices import packed
 from tests.support.tolerances import assert_close
@@ -109,13 +110,46 @@ def test_rotate_and_store(ops: Backend, dtype: torch.dtype, heads: int, kv_heads
     assert torch.equal(qkv, before), "the input was changed"
     assert_close(query, rotary64(q, angles[positions]))
     live = slots >= 0
-    flat_keys, flat_values = (cache.view(-1, kv_heads, head_dim) for cache in caches)
+    plain = (by_position(cache, ops.kv_layout, keys=number == 0) for number, cache in enumerate(caches))
+    flat_keys, flat_values = (cache.view(-1, kv_heads, head_dim) for cache in plain)
     assert_close(flat_keys[slots[live]], rotary64(k, angles[positions])[live])
     assert torch.equal(flat_values[slots[live]], v[live])
     untouched = torch.ones(num_blocks * block_size, dtype=torch.bool)
     untouched[slots[live]] = False
     # slot -1 is a valid index in Python: the last slot must not have been written for it
     assert (flat_keys[untouched] == 77).all() and (flat_values[untouched] == 77).all()
+
+
+@DTYPES
+@pytest.mark.parametrize(("kv_heads", "head_dim", "block_size"), [(2, 16, 4), (1, 10, 3), (3, 64, 16), (2, 80, 32)])
+def test_what_is_stored_in_int8_is_the_vector_in_steps_of_its_largest_value(
+    ops: Backend, dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    rows, heads = 9, 4
+    qkv = randn(rows, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    qkv[3, heads * head_dim :] = 0.0
+    qkv[5, -1] = float("nan")  # of the last value
+    qkv[6, heads * head_dim] = float("inf")  # of the first key
+    positions, slots = torch.arange(rows) * 7, torch.tensor([22, 23, 0, 4, -1, 9, 11, 12, 14])
+    angles = torch.outer(torch.arange(100, dtype=torch.float64), torch.linspace(1, 0.01, head_dim // 2).double())
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1).float()
+    caches = [encode(torch.full((24, block_size, kv_heads, head_dim), 77.0), torch.int8) for _ in range(2)]
+    caches = [laid_out(cache, ops.kv_layout, keys=number == 0) for number, cache in enumerate(caches)]
+    ops.rotate_and_store(qkv, positions, cos_sin, *caches, slots)
+    _, k, v = qkv.view(rows, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    want = rotary64(k, angles[positions]), v.double()
+    for number, (cache, vectors) in enumerate(zip(caches, want, strict=True)):
+        stored = decode(by_position(cache, ops.kv_layout, keys=number == 0).view(-1, kv_heads, head_dim + SCALE_BYTES))
+        step = vectors.abs().amax(-1, keepdim=True) / 127
+        # half a step; each rounding of the vector, the scale, the quotient or the product is 2⁻²⁴ of up to 127 steps
+        for row in (0, 1, 2, 3, 7, 8):
+            off = (stored[slots[row]].double() - vectors[row]).abs()
+            assert (off <= step[row] * (0.5 + 8 * 127 * 2.0**-24)).all(), (number, row)
+        bad = (6, 0) if number == 0 else (5, kv_heads - 1)
+        assert not torch.isfinite(stored[slots[bad[0]], bad[1]]).any()
+        untouched = torch.ones(len(stored), dtype=torch.bool)
+        untouched[slots[slots >= 0]] = False
+        assert (stored[untouched] == 77).all()
 
 
 def test_rotated_bits_do_not_depend_on_the_batch(ops: Backend, threads: int) -> None:
@@ -126,7 +160,8 @@ def test_rotated_bits_do_not_depend_on_the_batch(ops: Backend, threads: int) -> 
         caches = [torch.zeros(300, 1, 2, 24) for _ in range(2)]
         at = torch.arange(begin, begin + count)
         query = ops.rotate_and_store(qkv[begin : begin + count].clone(), at, cos_sin, *caches, at)
-        return torch.cat((query, caches[0][at, 0], caches[1][at, 0]), dim=1)
+        keys, values = (by_position(cache, ops.kv_layout, keys=number == 0) for number, cache in enumerate(caches))
+        return torch.cat((query, keys[at, 0], values[at, 0]), dim=1)
 
     whole = call(0, 300)
     for begin, count in ((0, 1), (7, 3), (100, 70), (299, 1)):

@@ -1,0 +1,156 @@
+"""A recorded pass gives the bits that its operations give one by one, in any number of steps, threads and rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from headrace.kernels.attention import Paging
+from headrace.kernels.backend import Backend, choose_backend, open_library
+from headrace.kernels.cpu.program import Recorder
+from headrace.kernels.errors import BuildError
+from headrace.kernels.forward import Forward, T, immediately
+from headrace.kernels.matrix import Matrix, plain_matrix
+from tests.support.matrices import packed
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, BLOCKS, BLOCK_SIZE = 90, 48, 6, 2, 16, 20, 16
+
+
+@pytest.fixture
+def compiled() -> Backend:
+    library = open_library()
+    if isinstance(library, BuildError):
+        pytest.skip(f"no compiled kernels here: {library}")
+    return choose_backend("cpu", "cpu", library)
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5).to(dtype)
+
+
+@dataclass
+class Model:
+    """A decoder of two layers with biases; `middle` decides whether the gate can be part of the product."""
+
+    ops: Backend
+    dtype: torch.dtype
+    middle: int
+
+    def matrix(self, outputs: int, inputs: int, seed: int) -> Matrix:
+        return packed(self.ops, randn(outputs, inputs, dtype=self.dtype, seed=seed))
+
+    def __post_init__(self) -> None:
+        self.table = self.matrix(VOCAB, HIDDEN, 1)
+        self.norm = 1 + randn(HIDDEN, dtype=self.dtype, seed=2)
+        self.qkv = [self.matrix((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, 3 + layer) for layer in range(2)]
+        self.qkv_bias = randn((HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=self.dtype, seed=5)
+        self.out = self.matrix(HIDDEN, HEADS * HEAD_DIM, 6)
+        self.gate_up = self.matrix(2 * self.middle, HIDDEN, 7)
+        self.gate_up_bias = randn(2 * self.middle, dtype=self.dtype, seed=8)
+        self.down = self.matrix(HIDDEN, self.middle, 9)
+
+    def describe(self, ops: Forward[T]) -> T:
+        residual = ops.embedding(self.table)
+        x = ops.rms_norm(residual, self.norm, 1e-5)
+        for layer in range(2):
+            query = ops.rotate_and_store(ops.linear(x, self.qkv[layer], self.qkv_bias), layer)
+            seen = ops.paged_attention(query, layer, 0.25, window=5 * layer, soft_cap=3.0 * layer)
+            x, residual = ops.add_rms_norm(ops.linear(seen, self.out, None), residual, self.norm, 1e-5)
+            gated = ops.silu_mul(ops.linear(x, self.gate_up, self.gate_up_bias))
+            x, residual = ops.add_rms_norm(ops.linear(gated, self.down, None), residual, self.norm, 1e-5)
+        return x
+
+
+@dataclass(frozen=True)
+class Inputs:
+    num_rows: int
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    paging: Paging
+
+
+def step(lengths: list[tuple[int, int]]) -> Inputs:
+    """A step for sequences of (keys, queries), each with blocks of its own."""
+    table = torch.arange(BLOCKS, dtype=torch.int32).view(len(lengths), -1)
+    at = [(s, p) for s, (keys, queries) in enumerate(lengths) for p in range(keys - queries, keys)]
+    slots = [int(table[s, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for s, p in at]
+    starts = torch.tensor([0] + [queries for _, queries in lengths]).cumsum(0).int()
+    kv_len = torch.tensor([keys for keys, _ in lengths], dtype=torch.int32)
+    ids = torch.tensor([(7 * s + 3 * p) % VOCAB for s, p in at])
+    return Inputs(len(at), ids, torch.tensor([p for _, p in at]), torch.tensor(slots), Paging(table, starts, kv_len))
+
+
+def cache(dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(2, 2, BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=dtype)
+
+
+STEPS = (
+    [(33, 33), (2, 2), (9, 9), (1, 1)],
+    [(34, 1), (3, 1), (10, 1), (2, 1)],
+    [(35, 1), (20, 17), (11, 1), (40, 38)],
+)
+
+
+@DTYPES
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("middle", [64, 192, 37])
+def test_a_program_gives_the_bits_of_its_operations(
+    compiled: Backend, threads: int, dtype: torch.dtype, cache_dtype: torch.dtype, middle: int
+) -> None:
+    model = Model(compiled, dtype, middle)
+    cos_sin = torch.cat([torch.randn(64, HEAD_DIM // 2, generator=torch.Generator().manual_seed(0))] * 2, 1)
+    one, other = cache(cache_dtype), cache(cache_dtype)
+    assert compiled.record is not None
+    program = compiled.record(model.describe, one, cos_sin, 90, dtype)
+    by_hand = immediately(compiled, model.describe, other, cos_sin)
+    for lengths in STEPS:
+        inputs = step(lengths)
+        got = program(inputs)
+        assert got.shape == (inputs.num_rows, HIDDEN)
+        assert torch.equal(got, by_hand(inputs))
+        assert torch.equal(one, other)
+        assert got.isfinite().all() and got.any()
+
+
+def test_a_gate_of_whole_panels_is_computed_with_its_product(compiled: Backend) -> None:
+    kinds = []
+    for middle in (64, 37):
+        recorder = Recorder(torch.float32, cache(torch.float32))
+        Model(compiled, torch.float32, middle).describe(recorder)
+        kinds.append(len(recorder.operations))
+    assert kinds == [18, 20]
+
+
+def test_buffers_are_used_again(compiled: Backend) -> None:
+    model = Model(compiled, torch.float32, 64)
+    assert compiled.record is not None
+    program = compiled.record(model.describe, cache(torch.float32), torch.zeros(64, HEAD_DIM), 7, torch.float32)
+    places = {operation.out for operation in program._operations}
+    assert len(places) < len(program._operations) / 2
+
+
+def test_more_rows_than_buffers_are_refused(compiled: Backend) -> None:
+    model = Model(compiled, torch.float32, 64)
+    assert compiled.record is not None
+    program = compiled.record(model.describe, cache(torch.float32), torch.zeros(64, HEAD_DIM), 44, torch.float32)
+    program(step([(41, 40), (2, 2), (1, 1), (1, 1)]))
+    with pytest.raises(ValueError, match="45 rows"):
+        program(step([(41, 41), (2, 2), (1, 1), (1, 1)]))
+
+
+def test_what_a_program_cannot_point_to_is_refused(compiled: Backend) -> None:
+    recorder = Recorder(torch.float32, cache(torch.float32))
+    weight = randn(8, 4, dtype=torch.float32, seed=0)
+    with pytest.raises(TypeError, match="in panels"):
+        recorder.embedding(plain_matrix(weight))
+    x = recorder.embedding(packed(compiled, weight))
+    with pytest.raises(TypeError, match="in panels"):
+        recorder.linear(x, packed(compiled, weight.bfloat16()), None)
+    with pytest.raises(ValueError, match="4 values a row"):
+        recorder.linear(x, packed(compiled, randn(4, 6, dtype=torch.float32, seed=0)), None)
+    with pytest.raises(TypeError, match="expected 4"):
+        recorder.rms_norm(x, torch.ones(5), 1e-5)
