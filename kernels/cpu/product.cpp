@@ -95,7 +95,7 @@ inline int64_t divided_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 // share is one panel with some of the rows; there are several for each thread.
 template <typename Visit>
 void each_block(Member& member, int64_t panels, int64_t rows, Visit visit) {
-  const int64_t wanted = divided_up(4 * member.size, panels);
+  const int64_t wanted = divided_up(8 * member.size, panels);
   const int64_t share_rows = std::clamp(divided_up(rows, wanted), std::min(LEAST_ROWS, rows), MOST_ROWS);
   const int64_t shares = divided_up(rows, share_rows);
   member.each(panels * shares, 1, [&](int64_t i) {
