@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 from headrace.engine.threads import available_cores
 
 from .pairs import Cost
-from .processes import environment, last_json, run_program
+from .processes import RunError, environment, last_json, run_program
 from .workloads import Work, warm_up
 
 VLLM, LLAMA, LLAMA_MODEL = "HEADRACE_BENCH_VLLM", "HEADRACE_BENCH_LLAMA", "HEADRACE_BENCH_LLAMA_MODEL"
@@ -54,21 +57,57 @@ class LlamaRun:
     cpu_s: float  # of the process, loading included
 
 
-@dataclass(frozen=True, slots=True)
 class Vllm:
-    """vLLM in an interpreter of its own."""
+    """vLLM in an interpreter of its own: started once, compiled, bfloat16, greedy; stopped while others are measured.
 
-    python: str
+    A context manager, which begins the process for one workload and ends it. Raises RunError.
+    """
 
-    def run(self, model: Path, work: Sequence[Work], max_num_seqs: int, num_first: int = 0) -> VllmRun:
-        """Run a workload in a new process, compiled, bfloat16, greedy. Raises RunError."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "work.json"
-            parts = {"warm_up": warm_up(), "work": list(work)}
-            path.write_text(json.dumps({**parts, "max_num_seqs": max_num_seqs, "num_first": num_first}))
-            variables = {**environment(), "PYTHONPATH": "", **_vllm_variables()}
-            found = last_json(run_program([self.python, str(_VLLM_SCRIPT), str(model), str(path)], variables))
-        return VllmRun(**found)
+    def __init__(self, python: str, model: Path, work: Sequence[Work], max_num_seqs: int, num_first: int = 0) -> None:
+        parts = {"warm_up": warm_up(), "work": list(work), "max_num_seqs": max_num_seqs, "num_first": num_first}
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
+        (folder / "work.json").write_text(json.dumps(parts))
+        self._said = folder / "said.txt"
+        with self._said.open("w") as said:
+            self._process = subprocess.Popen(
+                [python, str(_VLLM_SCRIPT), str(model), str(folder / "work.json")],
+                env={**environment(), "PYTHONPATH": "", **_vllm_variables()},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True,
+            )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        self._answer()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+        if self._process.stdin:
+            self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._folder.cleanup()
+
+    def run(self) -> VllmRun:
+        """Run the workload once more, on an empty prefix cache."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+        if self._process.stdin:
+            self._process.stdin.write("run\n")
+            self._process.stdin.flush()
+        return VllmRun(**self._answer())
+
+    def _answer(self) -> dict[str, Any]:
+        """Wait for a line of JSON; then stop every process of it: idle ones look for work all the time."""
+        for line in self._process.stdout or ():
+            if line.startswith("{"):
+                os.killpg(self._process.pid, signal.SIGSTOP)
+                found: dict[str, Any] = json.loads(line)
+                return found
+        said = "\n".join(self._said.read_text().splitlines()[-25:])
+        raise RunError(f"vLLM ended with code {self._process.wait()}:\n{said}")
 
 
 def _vllm_variables() -> dict[str, str]:
@@ -102,10 +141,10 @@ class Llama:
         return LlamaRun(streams, float(found["speed_tg"]), float(found["t"]), cpu_s)
 
 
-def vllm() -> Vllm | None:
-    """vLLM, if it is named and there. Raises FileNotFoundError if what is named is not there."""
+def vllm() -> str | None:
+    """vLLM's interpreter, if it is named and there. Raises FileNotFoundError if what is named is not there."""
     named = os.environ.get(VLLM)
-    return Vllm(_program(VLLM, named)) if named else None
+    return _program(VLLM, named) if named else None
 
 
 def llama() -> Llama | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,24 @@ def _queue(settings: Settings, say: Say, name: str) -> QueueRun:
     return queue_run.fresh_run(settings, name, _QUICK[name])
 
 
-def _vllm(vllm: Vllm, settings: Settings, say: Say, name: str) -> VllmRun:
-    say(f"{name}, vLLM")
+@contextmanager
+def _vllm(settings: Settings, say: Say, name: str) -> Generator[Callable[[], VllmRun | None]]:
+    """A function that runs a workload on vLLM; gives None where there is none."""
+    python = peers.vllm()
+    if python is None:
+        yield lambda: None
+        return
     workload = WORKLOADS[name]
     work = workload.make()[: _QUICK[name] if settings.quick else None]
     num_first = FIRST_ONES if name == "W3" else 0
-    return vllm.run(settings.model(workload.model), work, workload.max_num_seqs, num_first)
+    say(f"{name}, vLLM starts and compiles")
+    with Vllm(python, settings.model(workload.model), work, workload.max_num_seqs, num_first) as vllm:
+
+        def run() -> VllmRun:
+            say(f"{name}, vLLM")
+            return vllm.run()
+
+        yield run
 
 
 def _cost(run: EngineRun | FloorRun) -> Cost:
@@ -55,15 +68,11 @@ def _brief(run: EngineRun) -> dict[str, Any]:
 
 def w1(settings: Settings, say: Say) -> Section:
     """W1 on the bare engine, beside its products alone and vLLM."""
-    vllm = peers.vllm()
     first = _engine(settings, say, "W1")
     floors = _floors(settings, say, first)
-    beside = (
-        alternate(lambda: _engine(settings, say, "W1"), lambda: _vllm(vllm, settings, say, "W1"), settings.pairs)
-        if vllm
-        else []
-    )
-    return _w1_section(first, floors, beside)
+    with _vllm(settings, say, "W1") as theirs:
+        pairs = alternate(lambda: _engine(settings, say, "W1"), theirs, settings.pairs) if peers.vllm() else []
+    return _w1_section(first, floors, [(a, b) for a, b in pairs if b is not None])
 
 
 def _w1_section(
@@ -153,12 +162,8 @@ def _bars(name: str, title: str, rows: Sequence[tuple[str, str, str]]) -> Plot:
 
 def w2(settings: Settings, say: Say) -> Section:
     """W2 through the queue, beside vLLM without one."""
-    vllm = peers.vllm()
-
-    def theirs() -> VllmRun | None:
-        return _vllm(vllm, settings, say, "W2") if vllm else None
-
-    pairs = alternate(lambda: _queue(settings, say, "W2"), theirs, settings.pairs)
+    with _vllm(settings, say, "W2") as theirs:
+        pairs = alternate(lambda: _queue(settings, say, "W2"), theirs, settings.pairs)
     return _w2_section(pairs, _engine(settings, say, "W2"))
 
 
@@ -205,12 +210,8 @@ def _w2_section(pairs: list[tuple[QueueRun, VllmRun | None]], bare: EngineRun) -
 
 def w3(settings: Settings, say: Say) -> Section:
     """W3: a prefix in common, first token cold and warm."""
-    vllm = peers.vllm()
-
-    def theirs() -> VllmRun | None:
-        return _vllm(vllm, settings, say, "W3") if vllm else None
-
-    pairs = alternate(lambda: _engine(settings, say, "W3"), theirs, settings.pairs)
+    with _vllm(settings, say, "W3") as theirs:
+        pairs = alternate(lambda: _engine(settings, say, "W3"), theirs, settings.pairs)
     ours, others = [a for a, _ in pairs], [b for _, b in pairs if b is not None]
     first = {"headrace": [a.first_token_s for a in ours]}
     if others:

@@ -1,9 +1,10 @@
-"""Runs a workload on vLLM offline and prints one line of JSON. For an interpreter that has vLLM; needs nothing of ours.
+"""Runs a workload on vLLM offline, once for each line of input. For an interpreter that has vLLM.
 
     python vllm_run.py MODEL_DIR WORK.json
 
 WORK.json holds `warm_up` and `work` as lists of [prompt ids, tokens to generate], `max_num_seqs`, and `num_first`: how
-many requests are run one after the other first, for one token each.
+many requests are run one after the other first, for one token each. A line of JSON is printed when it is warm, and
+after each run.
 """
 
 import importlib
@@ -54,24 +55,28 @@ def main() -> None:
         options = [vllm.SamplingParams(temperature=0, ignore_eos=True, max_tokens=count) for _, count in work]
         return sum(len(each.outputs[0].token_ids) for each in llm.generate(prompts, options, use_tqdm=False))
 
+    def measure() -> dict[str, Any]:
+        llm.reset_prefix_cache()
+        first_token_s: list[float] = []
+        for prompt, _ in given["work"][: given["num_first"]]:
+            begun_s = time.perf_counter()
+            run([[prompt, 1]])
+            first_token_s.append(time.perf_counter() - begun_s)
+        cpu_before_s, begun_s = cpu_seconds(), time.perf_counter()
+        tokens_out = run(given["work"])
+        return {
+            "version": vllm.__version__,
+            "wall_s": time.perf_counter() - begun_s,
+            "cpu_s": cpu_seconds() - cpu_before_s,
+            "tokens_in": sum(len(prompt) for prompt, _ in given["work"]),
+            "tokens_out": tokens_out,
+            "first_token_s": first_token_s,
+        }
+
     run(given["warm_up"])
-    first_token_s: list[float] = []
-    for prompt, _ in given["work"][: given["num_first"]]:
-        begun_s = time.perf_counter()
-        run([[prompt, 1]])
-        first_token_s.append(time.perf_counter() - begun_s)
-    cpu_before_s, begun_s = cpu_seconds(), time.perf_counter()
-    tokens_out = run(given["work"])
-    wall_s = time.perf_counter() - begun_s
-    result = {
-        "version": vllm.__version__,
-        "wall_s": wall_s,
-        "cpu_s": cpu_seconds() - cpu_before_s,
-        "tokens_in": sum(len(prompt) for prompt, _ in given["work"]),
-        "tokens_out": tokens_out,
-        "first_token_s": first_token_s,
-    }
-    print(json.dumps(result), flush=True)
+    print("{}", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(measure()), flush=True)
 
 
 if __name__ == "__main__":
