@@ -55,6 +55,8 @@ class BatchBuilder:
         self._held: list[tuple[int, int]] = [(-1, -1)] * max_seqs  # whose blocks a row holds: serial and epoch
         self._num_held = [0] * max_seqs  # how many of them
         self._start, self._kv_len = np.zeros(max_seqs + 1, np.int32), np.zeros(max_seqs, np.int32)
+        buffers = (self._token_ids, self._positions, self._slots, self._table, self._start, self._kv_len)
+        self._views = _Views(*(torch.as_tensor(buffer) for buffer in buffers))
 
     def build(self, plan: Plan) -> Batch:
         """Fill the buffers from the plan's sequences, which are only read.
@@ -112,21 +114,29 @@ class BatchBuilder:
         self._slots[total:rows] = NOWHERE
 
     def _batch(self, count: int, total: int, rows: int) -> Batch:
-        width = max(1, -(-int(self._kv_len[:count].max()) // self.block_size))
-
-        def tensor(values: np.ndarray[tuple[int, ...], np.dtype[np.int64 | np.int32]]) -> torch.Tensor:
-            return torch.as_tensor(values, device=self.device)  # no copy on the CPU
-
+        device = self.device
         return Batch(
             num_tokens=total,
             num_rows=rows,
-            token_ids=tensor(self._token_ids[:rows]),
-            positions=tensor(self._positions[:rows]),
-            slots=tensor(self._slots[:rows]),
+            token_ids=self._views.token_ids[:rows].to(device),  # no copy on the CPU
+            positions=self._views.positions[:rows].to(device),
+            slots=self._views.slots[:rows].to(device),
             last_rows=self._start[1 : count + 1].astype(np.int64) - 1,
             paging=Paging(
-                block_table=tensor(np.ascontiguousarray(self._table[:count, :width])),
-                query_start=tensor(self._start[: count + 1]),
-                kv_len=tensor(self._kv_len[:count]),
+                block_table=self._views.table[:count].to(device),
+                query_start=self._views.start[: count + 1].to(device),
+                kv_len=self._views.kv_len[:count].to(device),
             ),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """The builder's buffers as tensors that share their memory."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    table: torch.Tensor
+    start: torch.Tensor
+    kv_len: torch.Tensor
