@@ -72,7 +72,7 @@ class Vllm:
         with self._said.open("w") as said:
             self._process = subprocess.Popen(
                 [python, str(_VLLM_SCRIPT), str(model), str(folder / "work.json")],
-                env={**environment(), "PYTHONPATH": "", **_vllm_variables()},
+                env={**_own_environment(), **_vllm_variables()},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True,
             )  # fmt: skip
 
@@ -110,6 +110,12 @@ class Vllm:
         raise RunError(f"vLLM ended with code {self._process.wait()}:\n{said}")
 
 
+def _own_environment() -> dict[str, str]:
+    """What a peer finds when it is started by itself: how our threads wait is not how its threads should."""
+    ours = ("OMP_WAIT_POLICY", "PYTHONPATH")
+    return {name: value for name, value in environment().items() if name not in ours}
+
+
 def _vllm_variables() -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
     return {
@@ -129,10 +135,10 @@ class Llama:
     def run(self, num_in: int, num_out: int, streams: int) -> LlamaRun:
         """Run one number of streams. Raises RunError.
 
-        One stream is run by llama-bench where it lies beside the batched bench: alone it is about twice as fast.
+        One stream is run by llama-bench where it lies beside the batched bench: without a prompt it is twice as fast.
         """
         if streams == 1 and Path(self.program).with_name("llama-bench").is_file():
-            return self._run_alone(num_in, num_out)
+            return self._run_alone(num_out)
         threads = str(available_cores())
         context = (num_in + num_out) * streams + 64
         command = [
@@ -140,17 +146,17 @@ class Llama:
             "-ntg", str(num_out), "-npl", str(streams), "-t", threads, "-tb", threads, "--output-format", "jsonl",
         ]  # fmt: skip
         before_s = _children_cpu_s()
-        found = last_json(run_program(command, environment()))
+        found = last_json(run_program(command, _own_environment()))
         return LlamaRun(streams, float(found["speed_tg"]), float(found["t"]), _children_cpu_s() - before_s)
 
-    def _run_alone(self, num_in: int, num_out: int) -> LlamaRun:
-        """Decode behind a prompt that is there already: the median of its repetitions."""
+    def _run_alone(self, num_out: int) -> LlamaRun:
+        """Decode from nothing, which is less work than ours behind a prompt: the median of its repetitions."""
         command = [
             str(Path(self.program).with_name("llama-bench")), "-m", self.model, "-t", str(available_cores()),
-            "-p", "0", "-n", str(num_out), "-d", str(num_in), "-o", "jsonl",
+            "-p", "0", "-n", str(num_out), "-o", "jsonl",
         ]  # fmt: skip
         before_s = _children_cpu_s()
-        found = last_json(run_program(command, environment()))
+        found = last_json(run_program(command, _own_environment()))
         rates = [float(rate) for rate in found["samples_ts"]]
         return LlamaRun(1, spread(rates).median, float(found["avg_ns"]) / 1e9, _children_cpu_s() - before_s)
 

@@ -96,7 +96,7 @@ def _report(runs: dict[int, list[tuple[StreamsRun, peers.LlamaRun | None]]]) -> 
         name="streams",
         title="Streams side by side",
         how=f"smol135 in bfloat16, prompts of {NUM_IN} tokens, {NUM_OUT} out; steps in which all streams decode. "
-        "llama.cpp by its batched bench; one stream by its llama-bench, where it is faster.",
+        "llama.cpp by its batched bench; one stream by its llama-bench without a prompt, where it is faster.",
         claims=tuple(claims),
         tables=(Table("Tokens a second", ("streams", "headrace", "llama.cpp", "ratio"), tuple(rows)),),
         plots=(_plot(runs),),
