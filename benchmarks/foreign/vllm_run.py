@@ -36,19 +36,24 @@ def cpu_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> None:
-    """Load, warm up, run."""
-    model, path = sys.argv[1:3]
-    given: dict[str, Any] = json.loads(Path(path).read_text())
-    vllm: Any = importlib.import_module("vllm")
+def load(model: str, given: dict[str, Any], vllm: Any) -> Any:
+    """Load and compile."""
     longest = max(len(prompt) + count for prompt, count in given["work"])
-    llm = vllm.LLM(
+    return vllm.LLM(
         model=model,
         dtype="bfloat16",
         max_model_len=max(2048, longest + 1),
         max_num_seqs=given["max_num_seqs"],
         enable_prefix_caching=True,
     )
+
+
+def main() -> None:
+    """Load, warm up, run."""
+    model, path = sys.argv[1:3]
+    given: dict[str, Any] = json.loads(Path(path).read_text())
+    vllm: Any = importlib.import_module("vllm")
+    llm = load(model, given, vllm)
 
     def run(work: list[Any]) -> int:
         prompts = [{"prompt_token_ids": prompt} for prompt, _ in work]
