@@ -12,7 +12,7 @@ demo: setup
 
 # The short run of the chaos suite comes by itself: how soon things happen is part of what it shows.
 test: setup
-	@$(RUN) -m pytest -q -n 3 --dist worksteal --ignore tests/chaos --budget-s 330
+	@$(RUN) -m pytest -q -n 3 --dist worksteal --ignore tests/chaos --budget-s 380
 	@$(RUN) -m pytest -q tests/chaos --budget-s 150
 
 # Everything that can go wrong, for some minutes: kills, freezes, lost replies, restarts. SEED=N repeats a run.
