@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from headrace.engine.types import EngineConfig
 
 from .offline import open_engine, run_offline
-from .processes import fresh, print_result
-from .settings import Settings, dtype_of
+from .processes import print_result
+from .settings import Settings, fresh_workload
 from .workloads import WORKLOADS, Work, warm_up
 
 if TYPE_CHECKING:
@@ -88,11 +88,7 @@ def _first_tokens(engine: Engine, work: Sequence[Work]) -> list[float]:
 
 def fresh_run(settings: Settings, workload: str, quick_limit: int) -> EngineRun:
     """Run in a new process. `quick_limit` requests are left of the workload in a quick run."""
-    model = WORKLOADS[workload].model
-    return fresh(
-        EngineRun, "benchmarks.engine_run", workload, "--model", settings.model(model), "--dtype", dtype_of(model),
-        "--budget", settings.budget, *settings.limit(quick_limit),
-    )  # fmt: skip
+    return fresh_workload(EngineRun, "benchmarks.engine_run", settings, workload, quick_limit)
 
 
 if __name__ == "__main__":

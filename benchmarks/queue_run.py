@@ -17,9 +17,9 @@ from headrace.clients import Client, Finished, Tokens
 
 from .multiplexer import PAUSE_S, Multiplexer
 from .pairs import Cost
-from .processes import RunError, Stopwatch, cpu_seconds, fresh, print_result
+from .processes import RunError, Stopwatch, cpu_seconds, print_result
 from .rig import RunningWorker, enqueue, job_options, server, worker
-from .settings import Settings, dtype_of
+from .settings import Settings, fresh_workload
 from .workloads import WORKLOADS, Work, warm_up
 
 
@@ -120,11 +120,7 @@ def _serve(
 
 def fresh_run(settings: Settings, workload: str, quick_limit: int) -> QueueRun:
     """Run in new processes. `quick_limit` requests are left of the workload in a quick run."""
-    model = WORKLOADS[workload].model
-    return fresh(
-        QueueRun, "benchmarks.queue_run", workload, "--model", settings.model(model), "--dtype", dtype_of(model),
-        "--budget", settings.budget, *settings.limit(quick_limit),
-    )  # fmt: skip
+    return fresh_workload(QueueRun, "benchmarks.queue_run", settings, workload, quick_limit)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ..kernels.backend import Backend, open_backend
+from ..kernels.backend import MATRIX_UNITS, Backend, open_backend
+from ..kernels.cpu.build import cpu_features
 from .config import ModelConfig, read_model_config
 from .engine import Engine
 from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
@@ -136,11 +137,7 @@ def resolve_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 def bf16_is_fast() -> bool:
     """Whether the CPU has instructions for bfloat16 products."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
-        return False
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))
+    return not (MATRIX_UNITS | {"avx512_bf16"}).isdisjoint(cpu_features().split())
 
 
 def _dtype(name: str, setting: str, known: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:

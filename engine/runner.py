@@ -63,10 +63,8 @@ class TorchRunner:
         self._cache = zeros_in_large_pages(shape, limits.kv_dtype)
         self._multiple = backend.row_multiple(weights.layers[0].qkv)
         cos_sin = rotary_table(config.rope, config.head_dim, limits.max_model_len).to(device)
-        describe, max_rows = (
-            Decoder(config, weights).describe,
-            padded_rows(limits.max_num_batched_tokens, self._multiple),
-        )
+        describe = Decoder(config, weights).describe
+        max_rows = padded_rows(limits.max_num_batched_tokens, self._multiple)
         self._forward = (
             backend.record(describe, self._cache, cos_sin, max_rows, self.dtype)
             if backend.record is not None
