@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from headrace.engine.types import Plan, RowResult, Runner
+from headrace.engine.types import Launcher, Plan, RowResult, Runner
 
 from .workloads import END_ID, FIRST_ID
 
@@ -38,14 +39,29 @@ class Recorder:
 
     def run(self, plan: Plan) -> list[RowResult]:
         """Pass on, and take the times."""
-        entered_cpu_s, entered_s = time.process_time(), time.perf_counter()
-        results = self._inner.run(plan)
-        left_s, left_cpu_s = time.perf_counter(), time.process_time()
+        return self._landed(plan, partial(self._inner.run, plan), *_now())
+
+    def launch(self, plan: Plan) -> Callable[[], list[RowResult]]:
+        """Pass on; a step is in the model from its launch on, or, where that does nothing, while it is waited for."""
+        if not isinstance(self._inner, Launcher):
+            return partial(self.run, plan)
+        entered = _now()
+        return partial(self._landed, plan, self._inner.launch(plan), *entered)
+
+    def _landed(
+        self, plan: Plan, finish: Callable[[], list[RowResult]], entered_s: float, entered_cpu_s: float
+    ) -> list[RowResult]:
+        results = finish()
+        left_s, left_cpu_s = _now()
         sampled = sum(row.samples for row in plan.rows)
         self.marks.append(Mark(entered_s, entered_cpu_s, left_s, left_cpu_s, plan.num_tokens, sampled))
         if self._on_step is not None:
             self._on_step(len(self.marks))
         return results
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 class NullRunner:

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out, one step at a time.
 
-    add ──► line ──► running ──► ended          step = plan (scheduler) → run (runner) → commit (here)
-              ▲         │  finish, abort
+    add ──► line ──► running ──► ended          step = launch: plan (scheduler), begin (runner)
+              ▲         │  finish, abort               + land: finish (runner), commit (here)
               └─────────┘  preempted
 
 One thread calls everything here. Nothing of a request is kept once its last choice has ended.
@@ -10,8 +10,10 @@ One thread calls everything here. Nothing of a request is kept once its last cho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from .intake import Limits, check_request, sequences_of
 from .kv_blocks import KVBlocks
@@ -24,6 +26,7 @@ from .types import (
     EngineConfig,
     EngineStats,
     Finish,
+    Launcher,
     Plan,
     Request,
     RequestRefusedError,
@@ -38,6 +41,15 @@ __all__ = ["Engine", "RequestRefusedError"]
 
 _NUMERIC = Finish("error", error="numeric", message="the model gave a NaN or an infinity")
 _INTERNAL = Finish("error", error="internal", message="the model gave no token")
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that the runner computes."""
+
+    plan: Plan
+    finish: Callable[[], list[RowResult]]
+    started_s: float
 
 
 @dataclass(slots=True)
@@ -76,6 +88,7 @@ class Engine:
             runner.vocab_size, runner.eos_token_ids, self.max_model_len, runner.num_blocks, runner.block_size
         )
         self._clock = clock
+        self._flight: _Flight | None = None
         self._live: dict[str, _Live] = {}
         self._arrivals = 0
 
@@ -126,21 +139,51 @@ class Engine:
 
         What the runner raises comes through, and nothing has happened: the next call computes the same tokens again.
         """
+        self.launch()
+        return self.land()
+
+    def launch(self) -> bool:
+        """Begin a step; False if nothing can run. Raises as `step` does, and RuntimeError if one is in flight.
+
+        Until `land`, whatever else is called here is no part of this step: what is added comes into the next one, and
+        what a sequence that ends meanwhile would have given is thrown away.
+        """
+        if self._flight is not None:
+            raise RuntimeError("a step is in flight already")
         plan = self._scheduler.plan()
         if not plan.rows:
-            return StepOutput(plan.step, (), ())
+            return False
         started_s = self._clock()
-        try:
-            results = self.runner.run(plan)
+        with self._cancelling(plan):
+            self._flight = _Flight(plan, self._begin(plan), started_s)
+        return True
+
+    def land(self) -> StepOutput:
+        """Wait for the step in flight and return what it gave; empty if there is none. Raises as `step` does."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return StepOutput(self.step_count, (), ())
+        plan = flight.plan
+        with self._cancelling(plan):
+            results = flight.finish()
             if len(results) != len(plan.rows):
                 raise RuntimeError(f"the runner gave {len(results)} results for {len(plan.rows)} rows")
-        except BaseException:
-            self._scheduler.cancel(plan.step)
-            raise
-        outputs = self._commit(plan, results, started_s)
+        outputs = self._commit(plan, results, flight.started_s)
         self._scheduler.retire(plan.step)
         self.step_count += 1
         return StepOutput(plan.step, tuple(outputs), plan.rows)
+
+    def _begin(self, plan: Plan) -> Callable[[], list[RowResult]]:
+        runner = self.runner
+        return runner.launch(plan) if isinstance(runner, Launcher) else partial(runner.run, plan)
+
+    @contextmanager
+    def _cancelling(self, plan: Plan) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            self._scheduler.cancel(plan.step)
+            raise
 
     def stats(self) -> EngineStats:
         """Return a snapshot."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..kernels.backend import Backend
 from ..kernels.block_copy import copy_blocks
-from ..kernels.embedding import Scores
+from ..kernels.embedding import Asked, Scores
+from ..kernels.forward import Finish as ForwardFinish
 from ..kernels.forward import immediately
 from ..kernels.kv_layout import cached_width, poison
 from ..kernels.large_pages import zeros_in_large_pages
@@ -25,7 +27,15 @@ from .types import Plan, RowResult, ScheduledRow, TokenLogprobs
 from .weights import DecoderWeights
 
 PROMPT_LOGPROB_ROWS = 32  # prompt positions scored together: bounds the extra memory to 2 · 32 · vocab floats
+_NO_TOKEN, _NOT_FINITE = RowResult(), RowResult(finite=False)
 LogitsHook = Callable[[Plan, torch.Tensor], None]
+
+
+class _Sampling(NamedTuple):
+    """Numbers of the plan's rows that sample, in the order in which they are scored."""
+
+    greedy: list[int]  # want their best token and nothing else
+    others: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,62 +93,77 @@ class TorchRunner:
         Raises:
             ValueError: the plan is larger than the limits, or a sequence lacks a block for what is to be computed.
         """
+        return self.launch(plan)()
+
+    def launch(self, plan: Plan) -> Callable[[], list[RowResult]]:
+        """Begin a step; see `types.Launcher`. Raises as `run` does."""
         if not plan.rows:
-            return []
+            return list
         with torch.inference_mode():
             if plan.copies:
                 copy_blocks(self._cache, plan.copies)
             batch = self._builder.build(plan)
-            hidden = self._forward(batch)
-            results = self._sample(plan, hidden, batch)
+            sampling = self._sampling(plan)
+            rows = batch.last_rows[sampling.greedy + sampling.others]
+            asked = self._asked(rows, len(sampling.greedy)) if len(rows) else None
+            return partial(self._land, plan, batch, sampling, self._forward(batch, asked))
+
+    def _land(self, plan: Plan, batch: Batch, sampling: _Sampling, finish: ForwardFinish) -> list[RowResult]:
+        with torch.inference_mode():
+            computed = finish()
+            results = [_NO_TOKEN] * len(plan.rows)
+            if computed.scores is not None:
+                self._sample(plan, sampling, computed.scores, results)
             for number, row in enumerate(plan.rows):
-                if row.sequence.needs_prompt_logprobs:
+                if row.sequence.prompt_logprobs is not None and row.sequence.needs_prompt_logprobs:
                     begin = int(batch.paging.query_start[number])
-                    results[number] = results[number]._replace(
-                        prompt_logprobs=self._prompt_logprobs(row, hidden, begin)
-                    )
-            for number in _not_finite_rows(hidden, batch):
-                results[number] = RowResult(finite=False)
+                    logprobs = self._prompt_logprobs(row, computed.hidden, begin)
+                    results[number] = results[number]._replace(prompt_logprobs=logprobs)
+            for number in _not_finite_rows(computed.hidden, batch):
+                results[number] = _NOT_FINITE
             return results
 
     def poison_blocks(self, block_ids: Iterable[int]) -> None:
         """Fill whole blocks of every layer with NaN. For tests: in blocks that nobody owns it must change nothing."""
         poison(self._cache, list(block_ids))
 
-    def _sample(self, plan: Plan, hidden: torch.Tensor, batch: Batch) -> list[RowResult]:
-        """Sample for the rows that ask; those that only want their best token come first in the product."""
+    def _sampling(self, plan: Plan) -> _Sampling:
         asking = [number for number, row in enumerate(plan.rows) if row.samples]
-        results = [RowResult()] * len(plan.rows)
-        if not asking:
-            return results
-        greedy = [n for n in asking if wants_only_the_best(plan.rows[n].sequence)] if self.on_logits is None else []
-        others = sorted(set(asking).difference(greedy))
-        scored = self._score(hidden, batch.last_rows[greedy + others], len(greedy))
         if self.on_logits is not None:
-            self.on_logits(plan, scored.scores)
-        finite = bools(scored.finite)
+            return _Sampling([], asking)
+        greedy = [number for number in asking if wants_only_the_best(plan.rows[number].sequence)]
+        if len(greedy) == len(asking):
+            return _Sampling(greedy, [])
+        return _Sampling(greedy, sorted(set(asking).difference(greedy)))
+
+    def _asked(self, rows: np.ndarray[Any, np.dtype[np.int64]], num_best: int = 0) -> Asked:
+        """Ask for the scores of rows of hidden states, of the first `num_best` for their best only; padded."""
+        padded = np.zeros(padded_rows(len(rows), self._multiple), np.int64)
+        padded[: len(rows)] = rows
+        device = self.weights.embedding.values.device
+        if len(padded) - num_best > len(self._scores):
+            self._scores = torch.empty((len(padded) - num_best, self.vocab_size), device=device)
+        return Asked(torch.as_tensor(padded, device=device), self.weights.output, num_best, self._scores)
+
+    def _sample(self, plan: Plan, sampling: _Sampling, scored: Scores, results: list[RowResult]) -> None:
+        """Put in the tokens of the rows that ask for one, and mark those whose scores are not finite."""
+        greedy, others = sampling
+        scores = scored.scores[: len(others)]
+        if self.on_logits is not None:
+            self.on_logits(plan, scores)
+        finite = bools(scored.finite)[: len(greedy) + len(others)]  # what is behind is padding
         for number, token_id in zip(greedy, ints(scored.best), strict=True):
             results[number] = RowResult(token_id)
         good = [at for at, is_finite in enumerate(finite[len(greedy) :]) if is_finite]
         if good:
-            scores = scored.scores if len(good) == len(others) else scored.scores[good]
             sequences = [plan.rows[others[at]].sequence for at in good]
-            for at, sampled in zip(good, self._sampler.sample(scores, sequences), strict=True):
+            chosen = scores if len(good) == len(others) else scores[good]
+            for at, sampled in zip(good, self._sampler.sample(chosen, sequences), strict=True):
                 results[others[at]] = RowResult(sampled.token_id, logprobs=sampled.logprobs)
-        for number, is_finite in zip(greedy + others, finite, strict=True):
-            if not is_finite:
-                results[number] = RowResult(finite=False)
-        return results
-
-    def _score(self, hidden: torch.Tensor, rows: np.ndarray[Any, np.dtype[np.int64]], num_best: int = 0) -> Scores:
-        """Score rows of hidden states, the first `num_best` for their best only; padded for the product."""
-        padded = np.zeros(padded_rows(len(rows), self._multiple), np.int64)
-        padded[: len(rows)] = rows
-        if len(padded) - num_best > len(self._scores):
-            self._scores = torch.empty((len(padded) - num_best, self.vocab_size), device=hidden.device)
-        at = torch.as_tensor(padded, device=hidden.device)
-        found = self.backend.score(hidden, at, self.weights.output, num_best, self._scores)
-        return Scores(found.best, found.scores[: len(rows) - num_best], found.finite[: len(rows)])
+        if not all(finite):
+            for number, is_finite in zip(greedy + others, finite, strict=True):
+                if not is_finite:
+                    results[number] = _NOT_FINITE
 
     def _prompt_logprobs(self, row: ScheduledRow, hidden: torch.Tensor, begin: int) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of the prompt tokens that follow this row's positions, in slices."""
@@ -151,7 +176,8 @@ class TorchRunner:
             stop = min(start + PROMPT_LOGPROB_ROWS, end)
             targets = sequence.token_ids[start + 1 : stop + 1]
             rows = np.arange(begin + start - row.start, begin + stop - row.start)
-            found += token_logprobs(self._score(hidden, rows).scores, targets, [count] * len(targets))
+            scores = self.backend.score(hidden, self._asked(rows)).scores[: len(rows)]
+            found += token_logprobs(scores, targets, [count] * len(targets))
         return tuple(found)
 
 

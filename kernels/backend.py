@@ -18,11 +18,11 @@ from . import attention, rms_norm, rotary, silu_mul
 from .cpu.build import cpu_features, library_path
 from .cpu.library import CpuLibrary
 from .cpu.prebuilt import prebuilt_path
-from .embedding import Scores
+from .embedding import Asked, Scores
 from .embedding import embedding as torch_embedding
 from .embedding import score as torch_score
 from .errors import BackendError, BuildError
-from .forward import Describe, Run
+from .forward import Begin, Describe
 from .kv_layout import KvLayout
 from .linear import linear as torch_linear
 from .linear import row_multiple
@@ -56,7 +56,7 @@ class Record(Protocol):
 
     def __call__(
         self, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int, dtype: torch.dtype
-    ) -> Run:
+    ) -> Begin:
         """Record a forward pass."""
         ...
 
@@ -77,7 +77,7 @@ class Backend:
     sample: Callable[[Tensor, SampleParameters], Tensor]
     linear: Callable[[Tensor, Matrix, Tensor | None], Tensor] = torch_linear
     embedding: Callable[[Tensor, Matrix], Tensor] = torch_embedding
-    score: Callable[[Tensor, Tensor, Matrix, int, Tensor | None], Scores] = torch_score
+    score: Callable[[Tensor, Asked], Scores] = torch_score
     pack: Callable[[Matrix], Matrix] | None = None  # bring a matrix into the form that products read, once, in place
     record: Record | None = None  # make one call of a forward pass; None: operation by operation
     kv_layout: KvLayout = "by_position"  # of the cache that `rotate_and_store` writes and `paged_attention` reads

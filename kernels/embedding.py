@@ -11,6 +11,16 @@ from .matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """Rows of hidden states for which the vocabulary, the outputs of `output` [vocab, hidden], is to be scored."""
+
+    rows: torch.Tensor  # int64
+    output: Matrix
+    num_best: int = 0  # so many of them, the first, only ask for their best
+    buffer: torch.Tensor | None = None  # float32 [at least rows - num_best, vocab]: where the scores may be put
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """What the vocabulary scores for some rows, of which the first only asked for their best."""
 
@@ -24,18 +34,13 @@ def embedding(token_ids: torch.Tensor, table: Matrix) -> torch.Tensor:
     return table.plain.index_select(0, token_ids)
 
 
-def score(
-    hidden: torch.Tensor, rows: torch.Tensor, output: Matrix, num_best: int = 0, buffer: torch.Tensor | None = None
-) -> Scores:
-    """Score the vocabulary, the outputs of `output` [vocab, hidden], for hidden[rows], with int64 `rows`.
-
-    buffer   float32 [at least rows - num_best, vocab], where the scores may be put
+def score(hidden: torch.Tensor, asked: Asked) -> Scores:
+    """Score the vocabulary for the rows of `hidden` [any, hidden] that are asked for.
 
     For the first `num_best` rows only the best id is given: their scores need not be stored then, and with 50,000
     tokens and few layers writing and reading those takes longer than computing them.
     """
-    del buffer  # torch's product makes a tensor of its own
-    scores = linear(hidden.index_select(0, rows), output).float()
+    scores = linear(hidden.index_select(0, asked.rows), asked.output).float()  # a tensor of its own
     finite = torch.isfinite(scores.sum(dim=1))  # one pass; a sum of finite scores does not overflow
-    best = scores[:num_best].argmax(dim=1) if num_best else rows[:0]
-    return Scores(best, scores[num_best:], finite)
+    best = scores[: asked.num_best].argmax(dim=1) if asked.num_best else asked.rows[:0]
+    return Scores(best, scores[asked.num_best :], finite)

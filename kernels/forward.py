@@ -7,11 +7,14 @@ on a recorder's registers, they are kept as a program that computes the same lat
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
 from .attention import Paging
+from .embedding import Asked, Scores
 from .kv_layout import cached_head_dim
 from .matrix import Matrix
 
@@ -93,7 +96,16 @@ class Describe(Protocol):
         ...
 
 
-Run = Callable[[Inputs], torch.Tensor]  # one step: hidden states [num_rows, hidden], valid until the next step
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step gave; valid until the next one begins."""
+
+    hidden: torch.Tensor  # [num_rows, hidden]
+    scores: Scores | None  # of the rows that were asked for, if any were
+
+
+Finish = Callable[[], Computed]  # waits until the step is computed
+Begin = Callable[[Inputs, Asked | None], Finish]  # begins a step; the one before must be finished
 
 
 class Immediate:
@@ -146,6 +158,17 @@ class Immediate:
         return self._ops.paged_attention(heads, keys, values, self._inputs.paging, scale, window, soft_cap).flatten(1)
 
 
-def immediately(backend: Backend, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor) -> Run:
-    """A pass that computes operation by operation."""
-    return lambda inputs: describe(Immediate(backend, inputs, cache, cos_sin))
+def immediately(backend: Backend, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor) -> Begin:
+    """A pass that is computed operation by operation, on the CPU when it is finished: nothing waits for its beginning."""
+
+    def compute(inputs: Inputs, asked: Asked | None) -> Computed:
+        hidden = describe(Immediate(backend, inputs, cache, cos_sin))
+        return Computed(hidden, None if asked is None else backend.score(hidden, asked))
+
+    def begin(inputs: Inputs, asked: Asked | None) -> Finish:
+        if cache.device.type == "cpu":
+            return partial(compute, inputs, asked)
+        computed = compute(inputs, asked)  # put into the device's line
+        return lambda: computed
+
+    return begin

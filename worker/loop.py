@@ -1,18 +1,19 @@
 """The step loop: one thread that publishes, takes, plans and steps, turn after turn.
 
-    turn:  follow signals ─ lease news ─ prepared ─ send ─ step ─ take the replies ─ publish ─ watch
-                                                    idle:  a few round trips ─ wait
+    turn:  follow signals ─ lease news ─ prepared ─ launch ─ publish the step before ─ round trips ─ watch ─ land
+                                                    idle:  publish ─ round trips ─ wait
 
-Everything for the server goes into one pipeline, which the server works on while the engine computes the next step. In
-between there are round trips only for entries that are being begun, so that a new request does not wait for a step at
-each of its stages.
+While the engine computes a step, what the one before gave is published: everything for the server goes into one
+pipeline. After it there are round trips only for entries that are being begun, so that a new request does not wait for
+a step at each of its stages. Then this thread helps with what is left of the step.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from .batch import Batch
 from .begin import Beginner
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.types import StepOutput
 
+T = TypeVar("T")
 _MOST_ROUNDS = 8
 _SHORT_WAIT_S = 0.01
 _STATS_EVERY_S = 0.2
@@ -74,6 +76,7 @@ class Loop:
         self._generation = link.generation
         self._num_engine_errors = 0
         self._stats_s = 0.0
+        self._output: StepOutput | None = None  # not published yet
 
     def run(self) -> bool:
         """Work until asked to stop, or, in a burst, until nothing is left. False: the engine failed."""
@@ -104,18 +107,19 @@ class Loop:
         self._settler.take_prepared()
         self._beginner.advance()
         if self._may_step:
-            batch = self._send()
-            output = self._step()
-            self._finish(batch)
-            if output is not None:
-                self._running.publish(output)
-            if self._context.memory.num_at(*_BEGINNING) or not self._engine.has_work:
-                self._exchange(first=False)
+            self._step()
         else:
+            self._publish()
             self._exchange(first=True)
             if not self._may_step:
                 self._wait()
-        self._running.watch()
+            self._running.watch()
+
+    def _publish(self) -> None:
+        """What the last step gave."""
+        output, self._output = self._output, None
+        if output is not None:
+            self._running.publish(output)
 
     @property
     def _may_step(self) -> bool:
@@ -202,18 +206,29 @@ class Loop:
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
-    def _step(self) -> StepOutput | None:
+    def _step(self) -> None:
+        """Have a step computed, and meanwhile publish the one before."""
+        launched = self._engine_does(self._engine.launch)
+        self._publish()
+        self._finish(self._send())
+        if self._context.memory.num_at(*_BEGINNING):
+            self._exchange(first=False)
+        self._running.watch()
+        if launched:
+            self._output = self._engine_does(self._engine.land)
+            if self._output is not None:
+                self._num_engine_errors = 0
+                self._context.leases.progress()
+        elif launched is not None:
+            self._control.wait(_SHORT_WAIT_S)  # nothing can run; renewals end if that lasts beyond the watchdog
+
+    def _engine_does(self, call: Callable[[], T]) -> T | None:
+        """None if it failed."""
         try:
-            output = self._engine.step()
+            return call()
         except Exception as error:  # noqa: BLE001  whatever the model raises, its requests go to another worker
             self._engine_failed(error)
             return None
-        self._num_engine_errors = 0
-        if output.rows:
-            self._context.leases.progress()
-        else:
-            self._control.wait(_SHORT_WAIT_S)  # nothing can run; renewals end if that lasts beyond the watchdog
-        return output
 
     def _engine_failed(self, error: Exception) -> None:
         self._num_engine_errors += 1

@@ -13,15 +13,15 @@ from pathlib import Path
 import torch
 
 from ..attention import Paging
-from ..embedding import Scores
-from ..forward import Describe, Run
+from ..embedding import Asked, Scores
+from ..forward import Begin, Describe
 from ..kv_layout import cached_head_dim
 from ..matrix import Matrix
 from ..sample import SampleParameters
-from .program import cache_type, record
+from .pointers import address, is_bf16, matrix_pointer, scores_call
+from .program import Calls, cache_type, record
 from .structs import Attention, Gate, MatrixPointer, Norm, Operation, Product, Rotation, ScoresCall, Step
 
-TYPES = (torch.float32, torch.bfloat16)
 _AT, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _POINTER = ctypes.POINTER
 _SIGNATURES = {
@@ -33,7 +33,8 @@ _SIGNATURES = {
     "headrace_product": [_POINTER(Product), _INT, _INT],
     "headrace_rows": [_POINTER(MatrixPointer), _AT, _INT64, _AT, _INT],
     "headrace_scores": [_POINTER(ScoresCall), _INT],
-    "headrace_run": [_POINTER(Operation), _INT64, _POINTER(Step), _INT],
+    "headrace_begin": [_POINTER(Operation), _INT64, _POINTER(Step), _POINTER(ScoresCall), _INT],
+    "headrace_finish": [_AT],
     "headrace_sample": [_AT] * 9 + [_INT64] * 2 + [_INT],
     "headrace_token_words": [_INT64] * 3 + [_AT, _INT64, _AT],
 }
@@ -49,17 +50,18 @@ class CpuLibrary:
         self._library = ctypes.CDLL(str(path))
         for name, arguments in _SIGNATURES.items():
             function = getattr(self._library, name)
-            function.argtypes, function.restype = arguments, None
+            function.argtypes, function.restype = arguments, _AT if name == "headrace_begin" else None
 
     def record(
         self, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int, dtype: torch.dtype
-    ) -> Run:
+    ) -> Begin:
         """`program.record`."""
-        return record(self._library.headrace_run, describe, cache, cos_sin, max_rows, dtype)
+        calls = Calls(self._library.headrace_begin, self._library.headrace_finish)
+        return record(calls, describe, cache, cos_sin, max_rows, dtype)
 
     def pack(self, matrix: Matrix) -> Matrix:
         """Bring a matrix into panels, where it lies: the argument is of no use afterwards."""
-        self._library.headrace_pack(_matrix(matrix), torch.get_num_threads())
+        self._library.headrace_pack(matrix_pointer(matrix), torch.get_num_threads())
         return replace(matrix, in_panels=True)
 
     def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -77,35 +79,19 @@ class CpuLibrary:
     def _product(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, out: torch.Tensor) -> Product:
         if not weight.in_panels or x.shape[1] != weight.inputs:
             raise TypeError(f"expected a matrix in panels with {x.shape[1]} inputs, got {weight.inputs}")
-        return Product(_at(x, weight.dtype), _matrix(weight), _at(bias, x.dtype), out.data_ptr(), len(x))
+        return Product(address(x, weight.dtype), matrix_pointer(weight), address(bias, x.dtype), out.data_ptr(), len(x))
 
     def embedding(self, token_ids: torch.Tensor, table: Matrix) -> torch.Tensor:
         """`embedding.embedding`."""
         out = torch.empty((len(token_ids), table.inputs), dtype=table.dtype)
         self._library.headrace_rows(
-            _matrix(table), _at(token_ids, torch.int64), len(token_ids), out.data_ptr(), torch.get_num_threads()
+            matrix_pointer(table), address(token_ids, torch.int64), len(token_ids), out.data_ptr(), torch.get_num_threads()
         )
         return out
 
-    def score(
-        self,
-        hidden: torch.Tensor,
-        rows: torch.Tensor,
-        output: Matrix,
-        num_best: int = 0,
-        buffer: torch.Tensor | None = None,
-    ) -> Scores:
+    def score(self, hidden: torch.Tensor, asked: Asked) -> Scores:
         """`embedding.score`."""
-        shape = (len(rows) - num_best, output.outputs)
-        made = Scores(
-            best=torch.empty(num_best, dtype=torch.int64),
-            scores=torch.empty(shape, dtype=torch.float32) if buffer is None else buffer[: shape[0]],
-            finite=torch.empty(len(rows), dtype=torch.bool),
-        )
-        call = ScoresCall(
-            _at(hidden, output.dtype), _at(rows, torch.int64), len(rows), num_best, _matrix(output),
-            _at(made.scores, torch.float32), made.best.data_ptr(), made.finite.data_ptr(),
-        )  # fmt: skip
+        call, made = scores_call(hidden, asked)
         self._library.headrace_scores(call, torch.get_num_threads())
         return made
 
@@ -133,8 +119,8 @@ class CpuLibrary:
         eps: float,
     ) -> None:
         call = Norm(
-            _at(x, x.dtype), _at(residual, x.dtype), _at(weight, x.dtype), _at(out, x.dtype), _at(total, x.dtype),
-            *x.shape, eps, _is_bf16(x),
+            address(x, x.dtype), address(residual, x.dtype), address(weight, x.dtype), address(out, x.dtype), address(total, x.dtype),
+            *x.shape, eps, is_bf16(x),
         )  # fmt: skip
         self._library.headrace_norm(call, torch.get_num_threads())
 
@@ -152,9 +138,9 @@ class CpuLibrary:
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         query = torch.empty((len(qkv), heads, head_dim), dtype=qkv.dtype)
         call = Rotation(
-            _at(qkv, qkv.dtype), _at(positions, torch.int64), _at(slots, torch.int64), _at(cos_sin, torch.float32),
-            _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), query.data_ptr(),
-            len(qkv), heads, kv_heads, head_dim, k_cache.shape[1], _is_bf16(qkv), cache_type(k_cache),
+            address(qkv, qkv.dtype), address(positions, torch.int64), address(slots, torch.int64), address(cos_sin, torch.float32),
+            address(k_cache, k_cache.dtype), address(v_cache, k_cache.dtype), query.data_ptr(),
+            len(qkv), heads, kv_heads, head_dim, k_cache.shape[1], is_bf16(qkv), cache_type(k_cache),
         )  # fmt: skip
         self._library.headrace_rotate_and_store(call, torch.get_num_threads())
         return query
@@ -173,10 +159,10 @@ class CpuLibrary:
         out = torch.empty_like(query)
         rows, heads, head_dim = query.shape
         call = Attention(
-            _at(query, query.dtype), _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), out.data_ptr(),
-            _at(paging.block_table, torch.int32), _at(paging.query_start, torch.int32), _at(paging.kv_len, torch.int32),
+            address(query, query.dtype), address(k_cache, k_cache.dtype), address(v_cache, k_cache.dtype), out.data_ptr(),
+            address(paging.block_table, torch.int32), address(paging.query_start, torch.int32), address(paging.kv_len, torch.int32),
             rows, len(paging.kv_len), paging.block_table.shape[1], heads, k_cache.shape[2], head_dim, k_cache.shape[1],
-            window, scale, soft_cap, _is_bf16(query), cache_type(k_cache),
+            window, scale, soft_cap, is_bf16(query), cache_type(k_cache),
         )  # fmt: skip
         self._library.headrace_paged_attention(call, torch.get_num_threads())
         return out
@@ -185,7 +171,7 @@ class CpuLibrary:
         """`silu_mul.silu_mul`."""
         rows, width = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty((rows, width), dtype=gate_up.dtype)
-        call = Gate(_at(gate_up, gate_up.dtype), out.data_ptr(), rows, width, _is_bf16(gate_up))
+        call = Gate(address(gate_up, gate_up.dtype), out.data_ptr(), rows, width, is_bf16(gate_up))
         self._library.headrace_silu_mul(call, torch.get_num_threads())
         return out
 
@@ -194,9 +180,9 @@ class CpuLibrary:
         token_ids = torch.empty(len(scores), dtype=torch.int64)
         p = parameters
         self._library.headrace_sample(
-            _at(scores, torch.float32), _at(p.temperature, torch.float32), _at(p.top_k, torch.int32), _at(p.top_p,
-            torch.float32), _at(p.min_p, torch.float32), _at(p.seed, torch.int64), _at(p.choice, torch.int64),
-            _at(p.position, torch.int64), token_ids.data_ptr(), len(scores), scores.shape[1], torch.get_num_threads(),
+            address(scores, torch.float32), address(p.temperature, torch.float32), address(p.top_k, torch.int32), address(p.top_p,
+            torch.float32), address(p.min_p, torch.float32), address(p.seed, torch.int64), address(p.choice, torch.int64),
+            address(p.position, torch.int64), token_ids.data_ptr(), len(scores), scores.shape[1], torch.get_num_threads(),
         )  # fmt: skip
         return token_ids
 
@@ -205,28 +191,6 @@ class CpuLibrary:
         words = torch.empty_like(token_ids)
         signed = ctypes.c_int64(seed & 0xFFFFFFFFFFFFFFFF).value
         self._library.headrace_token_words(
-            signed, choice, position, _at(token_ids, torch.int64), len(token_ids), words.data_ptr()
+            signed, choice, position, address(token_ids, torch.int64), len(token_ids), words.data_ptr()
         )
         return words
-
-
-def _matrix(matrix: Matrix) -> MatrixPointer:
-    return MatrixPointer(_at(matrix.values, matrix.dtype), matrix.outputs, matrix.inputs, _is_bf16(matrix.values))
-
-
-def _at(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
-    """The address of a tensor's data, after making sure that the C++ side may read it as it will."""
-    if tensor is None:
-        return None
-    if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        layout = "contiguous" if tensor.is_contiguous() else "strided"
-        raise TypeError(
-            f"expected a contiguous {dtype} tensor on the CPU, got a {layout} {tensor.dtype} on {tensor.device}"
-        )
-    return tensor.data_ptr()
-
-
-def _is_bf16(tensor: torch.Tensor) -> bool:
-    if tensor.dtype not in TYPES:
-        raise TypeError(f"the compiled CPU kernels know {TYPES[0]} and {TYPES[1]}, not {tensor.dtype}")
-    return tensor.dtype == torch.bfloat16

@@ -159,8 +159,11 @@ void multiply_gated(Member& member, const Product& p) {
   });
 }
 
+}  // namespace
+
 // What a thread has seen of a row's scores, lane by lane. It meets the panels in order, so of equals the lower id is kept.
-struct Seen {
+class Seen {
+ public:
   vf best = splat(-std::numeric_limits<float>::infinity()), zeros{};  // zeros: 0 · each score, so 0 if all are finite
   vi id{};
 
@@ -172,6 +175,8 @@ struct Seen {
     id = wins ? ids : id;
   }
 };
+
+namespace {
 
 template <typename T>
 void score_all(Member& member, const Scores& s, Seen* seen) {
@@ -198,11 +203,11 @@ void score_all(Member& member, const Scores& s, Seen* seen) {
 }
 
 // Brings together what the threads have seen of one row.
-void conclude(const Scores& s, int64_t row, const std::vector<Seen>& seen) {
+void conclude(const Scores& s, int64_t row, const Seen* seen, int threads) {
   vf zeros{};
   float best = -std::numeric_limits<float>::infinity();
   int32_t id = 0;
-  for (size_t at = row; at < seen.size(); at += s.num_rows) {
+  for (int64_t at = row; at < s.num_rows * threads; at += s.num_rows) {
     zeros += seen[at].zeros;
     for (int i = 0; i < LANES; i++) {
       const float score = seen[at].best[i];
@@ -273,11 +278,17 @@ extern "C" void headrace_rows(const Matrix* matrix, const int64_t* rows, int64_t
   with_team(threads, [&](Member& member) { rows_of(member, *matrix, rows, count, out); });
 }
 
+void DropSeen::operator()(Seen* seen) const { delete[] seen; }
+
+SeenPointer nothing_seen(const Scores& s, int threads) { return SeenPointer(new Seen[s.num_rows * std::max(1, threads)]); }
+
+void score(Member& member, const Scores& s, Seen* seen) {
+  Seen* own = seen + member.number * s.num_rows;
+  s.matrix.bf16 ? score_all<uint16_t>(member, s, own) : score_all<float>(member, s, own);
+  member.each(s.num_rows, 8, [&](int64_t row) { conclude(s, row, seen, member.size); });
+}
+
 extern "C" void headrace_scores(const Scores* s, int threads) {
-  std::vector<Seen> seen(s->num_rows * std::max(1, threads));
-  with_team(threads, [&](Member& member) {
-    Seen* own = seen.data() + member.number * s->num_rows;
-    s->matrix.bf16 ? score_all<uint16_t>(member, *s, own) : score_all<float>(member, *s, own);
-    member.each(s->num_rows, 8, [&](int64_t row) { conclude(*s, row, seen); });
-  });
+  const SeenPointer seen = nothing_seen(*s, threads);
+  with_team(threads, [&](Member& member) { score(member, *s, seen.get()); });
 }

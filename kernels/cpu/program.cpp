@@ -89,16 +89,39 @@ struct Worker {
   }
 };
 
-}  // namespace
+// A step that is being computed.
+struct Flight {
+  const Operation* operations;
+  const int64_t count;
+  const Step step;
+  const Scores scores;  // of the result, if any rows ask
+  const Plans plans;
+  const SeenPointer seen;
+  TeamWork work;  // the last, for its threads begin at once
 
-extern "C" void headrace_run(const Operation* operations, int64_t count, const Step* step, int threads) {
-  const Plans plans(operations, count, *step, threads);
-  with_team(threads, [&](Member& member) {
-    Worker worker{member, *step, plans, nullptr};
+  Flight(const Operation* operations, int64_t count, const Step& step, const Scores* asked, int threads)
+      : operations(operations), count(count), step(step), scores(asked ? *asked : Scores{}),
+        plans(operations, count, this->step, threads), seen(nothing_seen(scores, threads)),
+        work(threads, [this](Member& member) { go(member); }) {}
+
+  void go(Member& member) const {
+    Worker worker{member, step, plans, nullptr};
     for (int64_t i = 0, next = 0; i < count; i++) {
       while (next < count && (next <= i || !is_product(operations[next]))) next++;
-      if (next < count) will_multiply(member, matrix(operations[next]), step->rows);
+      if (next < count) will_multiply(member, matrix(operations[next]), step.rows);
+      else if (scores.num_rows) will_multiply(member, scores.matrix, scores.num_rows);
       worker.run(operations[i]);
     }
-  });
+    if (scores.num_rows) score(member, scores, seen.get());
+  }
+};
+
+}  // namespace
+
+// Begins a step on all threads but the caller's. What is pointed to, but for `step` and `scores` themselves, must stay.
+extern "C" Flight* headrace_begin(const Operation* operations, int64_t count, const Step* step, const Scores* scores, int threads) {
+  return new Flight(operations, count, *step, scores, threads);
 }
+
+// Helps with what is left of it, and returns when all is done.
+extern "C" void headrace_finish(Flight* flight) { delete flight; }

@@ -8,15 +8,16 @@ is used again as soon as nothing reads it any more.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from ..forward import Describe, Inputs, Run
+from ..embedding import Asked
+from ..forward import Begin, Computed, Describe, Inputs
 from ..kv_layout import cached_head_dim
 from ..matrix import PANEL, Matrix
+from .pointers import scores_call
 from .structs import Operation, Step
 
 ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND = range(7)  # program.cpp has the same
@@ -142,13 +143,21 @@ class Recorder:
         return _Recorded({**fields}, {}, [self.cache])
 
 
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The library's functions."""
+
+    begin: Callable[..., int]
+    finish: Callable[[int], None]
+
+
 class Program:
     """A recorded pass. One step at a time: its buffers are its own, its result is one of them."""
 
     def __init__(
-        self, run: Callable[..., None], recorder: Recorder, result: Register, cos_sin: torch.Tensor, max_rows: int
+        self, calls: Calls, recorder: Recorder, result: Register, cos_sin: torch.Tensor, max_rows: int
     ) -> None:
-        self._run = run
+        self._calls = calls
         self._cos_sin = cos_sin
         self._kept = [tensor for made in recorder.operations for tensor in made.kept]
         buffers = _place(recorder, result, max_rows)
@@ -161,8 +170,8 @@ class Program:
             for name, value in {**made.fields, **places}.items():
                 setattr(operation, name, value)
 
-    def __call__(self, inputs: Inputs) -> torch.Tensor:
-        """Compute a step: hidden states [num_rows, hidden]. Raises ValueError if it has more rows than buffers have."""
+    def __call__(self, inputs: Inputs, asked: Asked | None = None) -> Flight:
+        """Begin a step. Raises ValueError if it has more rows than buffers have."""
         if inputs.num_rows > self._max_rows:
             raise ValueError(f"a step of {inputs.num_rows} rows, and buffers for {self._max_rows}")
         paging = inputs.paging
@@ -171,18 +180,39 @@ class Program:
             paging.block_table.data_ptr(), paging.query_start.data_ptr(), paging.kv_len.data_ptr(),
             self._cos_sin.data_ptr(), inputs.num_rows, len(paging.kv_len), paging.block_table.shape[1],
         )  # fmt: skip
-        self._run(self._operations, len(self._operations), ctypes.byref(step), torch.get_num_threads())
-        return self._result[: inputs.num_rows]
+        call, scores = (None, None) if asked is None else scores_call(self._result, asked)
+        number = self._calls.begin(self._operations, len(self._operations), step, call, torch.get_num_threads())
+        return Flight(self._calls.finish, number, Computed(self._result[: inputs.num_rows], scores), (self, inputs, asked))
+
+
+class Flight:
+    """A step that is being computed: call it to help with what is left, and to have its result."""
+
+    def __init__(self, finish: Callable[[int], None], number: int, result: Computed, kept: object) -> None:
+        self._finish = finish
+        self._number = number
+        self._result = result
+        self._kept = kept  # what the threads read and write
+
+    def __call__(self) -> Computed:
+        """Wait for the end; at once if it is over."""
+        number, self._number = self._number, 0
+        if number:
+            self._finish(number)
+        return self._result
+
+    def __del__(self) -> None:
+        self()  # whoever gives up a step must not take the memory from under the threads
 
 
 def record(
-    run: Callable[..., None], describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int,
+    calls: Calls, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int,
     dtype: torch.dtype,
-) -> Run:  # fmt: skip
-    """Record a pass for steps of up to `max_rows` rows; `run` is the library's function."""
+) -> Begin:  # fmt: skip
+    """Record a pass for steps of up to `max_rows` rows."""
     recorder = Recorder(dtype, cache)
     result = describe(recorder)
-    return Program(run, recorder, result, cos_sin, max_rows)
+    return Program(calls, recorder, result, cos_sin, max_rows)
 
 
 def _place(recorder: Recorder, result: Register, max_rows: int) -> dict[Register, torch.Tensor]:

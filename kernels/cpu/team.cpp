@@ -1,7 +1,6 @@
 // The threads behind team.h: started once, asleep between calls.
 #include "team.h"
 
-#include <mutex>
 #include <pthread.h>
 #include <signal.h>
 #include <system_error>
@@ -24,24 +23,24 @@ typedef std::function<void(Member&)> Run;
 
 class Pool {
  public:
-  void run(int size, const Run& work) {
-    std::unique_lock<std::mutex> alone(calling_, std::try_to_lock);
-    if (size <= 1 || !alone.owns_lock()) {
-      Team team;
-      Member member(team, 1, 0);
-      return work(member);
-    }
+  // Has the others begin, unless they are at something else. `finish` must follow if they do.
+  bool begin(int size, Team& team, const Run& work) {
+    if (size <= 1 || busy_.exchange(true, std::memory_order_acquire)) return false;
     start(size - 1);
-    Team team;
     team_ = &team, work_ = &work, size_ = size;
     left_.store(0, std::memory_order_relaxed);
     const uint32_t turn = uint32_t(turn_.load(std::memory_order_relaxed)) + 1;
     gate_.store(uint64_t(turn) << 32, std::memory_order_release);
     turn_.store(int32_t(turn), std::memory_order_release);
     turn_.notify_all();
-    Member member(team, size, 0);
-    work(member);
+    return true;
+  }
+
+  void finish() {
+    Member member(*team_, size_, 0);
+    (*work_)(member);
     close();
+    busy_.store(false, std::memory_order_release);
   }
 
  private:
@@ -95,7 +94,7 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  std::mutex calling_;
+  std::atomic<bool> busy_ = false;  // from `begin` to the end of `finish`
   int started_ = 0;
   // of the call that goes on; read by those that have entered
   Team* team_ = nullptr;
@@ -116,4 +115,17 @@ Pool* pool() {
 
 }  // namespace
 
-void with_team(int threads, const std::function<void(Member&)>& run) { pool()->run(threads, run); }
+TeamWork::TeamWork(int threads, Run run) : size_(std::max(1, threads)), run_(std::move(run)) {
+  if (pool()->begin(size_, team_, run_)) others_ = pool();
+}
+
+void TeamWork::finish() {
+  if (finished_) return;
+  finished_ = true;
+  if (others_ == pool()) return pool()->finish();
+  if (others_) return;  // a child of a fork, in which nobody works on it
+  Member alone(team_, 1, 0);
+  run_(alone);
+}
+
+void with_team(int threads, const Run& run) { TeamWork(threads, run).finish(); }

@@ -86,6 +86,22 @@ class Member {
   const char *ahead_ = nullptr, *ahead_end_ = nullptr;
 };
 
-// run(member) in up to `threads` threads at once, this one among them. Others join as they wake; a call from a second thread
-// meanwhile is that thread's alone.
+// run(member) in up to `threads` threads at once. All but one begin at once; whoever calls `finish` is the last of them, and
+// returns when everything is done. If a team is at work already, all of this one's work is left to `finish`.
+class TeamWork {
+ public:
+  TeamWork(int threads, std::function<void(Member&)> run);
+  ~TeamWork() { finish(); }
+  TeamWork(const TeamWork&) = delete;
+  void finish();
+
+ private:
+  const int size_;
+  const std::function<void(Member&)> run_;
+  Team team_;
+  const void* others_ = nullptr;  // whose threads are at it
+  bool finished_ = false;
+};
+
+// The same at once, this thread among them.
 void with_team(int threads, const std::function<void(Member&)>& run);

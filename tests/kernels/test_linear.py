@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headrace.kernels.backend import Backend
+from headrace.kernels.embedding import Asked
 from headrace.kernels.linear import linear, padded_rows, row_multiple
 from headrace.kernels.matrix import PANEL, Matrix, new_matrix, plain_matrix
 from tests.support.matrices import as_plain, packed
@@ -96,7 +97,7 @@ def test_scores(ops: Backend, threads: int, dtype: torch.dtype, vocab: int) -> N
     output = packed(ops, weight)
     for rows, num_best in ((1, 0), (1, 1), (7, 0), (7, 1), (7, 7), (30, 0), (30, 1), (30, 7), (30, 30)):
         at = torch.randperm(40, generator=torch.Generator().manual_seed(2))[:rows]
-        got, every = ops.score(hidden, at, output, num_best, None), ops.score(hidden, at, output, 0, None).scores
+        got, every = ops.score(hidden, Asked(at, output, num_best)), ops.score(hidden, Asked(at, output)).scores
         assert got.scores.dtype == torch.float32
         assert_close(every.to(dtype), hidden[at].double() @ weight.double().T)
         assert torch.equal(got.scores, every[num_best:])
@@ -110,17 +111,17 @@ def test_scores_that_are_not_finite_are_told(ops: Backend, threads: int, bad: fl
     hidden, weight = randn(9, 16).abs(), randn(100, 16, seed=1)
     hidden[4] = 0  # 0 · inf is NaN: every row has one
     weight[token] = bad
-    got = ops.score(hidden, torch.arange(9), packed(ops, weight), 5)
+    got = ops.score(hidden, Asked(torch.arange(9), packed(ops, weight), 5))
     assert got.finite.tolist() == [False] * 9
     hidden[4, 3] = bad
-    got = ops.score(hidden, torch.arange(9), packed(ops, randn(100, 16, seed=1)), 3)
+    got = ops.score(hidden, Asked(torch.arange(9), packed(ops, randn(100, 16, seed=1)), 3))
     assert got.finite.tolist() == [True] * 4 + [False] + [True] * 4
 
 
 def test_of_equal_scores_the_lower_id_is_the_best(ops: Backend, threads: int) -> None:
     weight = torch.zeros(3000, 4)
     weight[[2047, 1024, 65]] = 1.0
-    got = ops.score(torch.ones(20, 4), torch.arange(20), packed(ops, weight), 20)
+    got = ops.score(torch.ones(20, 4), Asked(torch.arange(20), packed(ops, weight), 20))
     assert got.best.tolist() == [65] * 20
-    got = ops.score(torch.ones(2, 4), torch.arange(2), packed(ops, -weight), 2)
+    got = ops.score(torch.ones(2, 4), Asked(torch.arange(2), packed(ops, -weight), 2))
     assert got.best.tolist() == [0, 0]

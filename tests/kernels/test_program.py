@@ -109,9 +109,9 @@ def test_a_program_gives_the_bits_of_its_operations(
     by_hand = immediately(compiled, model.describe, other, cos_sin)
     for lengths in STEPS:
         inputs = step(lengths)
-        got = program(inputs)
+        got = program(inputs, None)().hidden
         assert got.shape == (inputs.num_rows, HIDDEN)
-        assert torch.equal(got, by_hand(inputs))
+        assert torch.equal(got, by_hand(inputs, None)().hidden)
         assert torch.equal(one, other)
         assert got.isfinite().all() and got.any()
 
@@ -137,9 +137,9 @@ def test_more_rows_than_buffers_are_refused(compiled: Backend) -> None:
     model = Model(compiled, torch.float32, 64)
     assert compiled.record is not None
     program = compiled.record(model.describe, cache(torch.float32), torch.zeros(64, HEAD_DIM), 44, torch.float32)
-    program(step([(41, 40), (2, 2), (1, 1), (1, 1)]))
+    program(step([(41, 40), (2, 2), (1, 1), (1, 1)]), None)()
     with pytest.raises(ValueError, match="45 rows"):
-        program(step([(41, 41), (2, 2), (1, 1), (1, 1)]))
+        program(step([(41, 41), (2, 2), (1, 1), (1, 1)]), None)
 
 
 def test_what_a_program_cannot_point_to_is_refused(compiled: Backend) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.engine.engine import Engine
-from headrace.engine.types import Plan, Request, RowResult, SamplingOptions
+from headrace.engine.types import Launcher, Plan, Request, SamplingOptions
 
 FIRST_WORD = 100
 NUM_PROMPTS = 100
@@ -102,11 +102,12 @@ def run_canaries(
 def _watch_runner(engine: Engine, begins: dict[str, int]) -> None:
     """Note where the first row of each request begins."""
     runner: Any = engine.runner
-    run = runner.run
+    name = "launch" if isinstance(runner, Launcher) else "run"
+    call = getattr(runner, name)
 
-    def watched(plan: Plan) -> list[RowResult]:
+    def watched(plan: Plan) -> Any:
         for row in plan.rows:
             begins.setdefault(row.sequence.request_id, row.start)
-        return run(plan)
+        return call(plan)
 
-    runner.run = watched
+    setattr(runner, name, watched)
