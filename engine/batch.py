@@ -71,21 +71,42 @@ class BatchBuilder:
                 f"{len(self._kv_len)} sequences that were planned for"
             )
         token_ids: list[int] = []
-        lengths: list[int] = []
-        ends: list[int] = []
-        for number, row in enumerate(plan.rows):
-            end = row.start + row.num_tokens
-            token_ids += row.sequence.token_ids[row.start : end]
-            lengths.append(row.num_tokens)
+        positions: list[int] = []
+        slots: list[int] = []
+        starts, ends = [0], []
+        for number, (sequence, start, num_tokens, _) in enumerate(plan.rows):
+            end = start + num_tokens
+            self._hold(number, sequence, -(-end // self.block_size))
+            if num_tokens == 1:  # most of them; a loop over few numbers is quicker than numpy
+                token_ids.append(sequence.token_ids[start])
+                positions.append(start)
+                slots.append(self._slot(sequence, start))
+            else:
+                token_ids += sequence.token_ids[start:end]
+                positions += range(start, end)
+                slots += self._slots_of(sequence, start, end)
+            starts.append(len(token_ids))
             ends.append(end)
-            self._hold(number, row.sequence, -(-end // self.block_size))
         rows = padded_rows(total, self.multiple)
-        self._token_ids[:total] = token_ids
-        self._token_ids[total:rows] = 0
+        padding = [0] * (rows - total)
+        self._token_ids[:rows] = token_ids + padding
+        self._positions[:rows] = positions + padding
+        self._slots[:rows] = slots + [NOWHERE] * (rows - total)
+        self._start[: count + 1] = starts
         self._kv_len[:count] = ends
-        self._start[1 : count + 1] = np.cumsum(lengths)
-        self._fill_places(np.asarray(lengths), total, rows)
         return self._batch(count, total, rows)
+
+    def _slot(self, sequence: Sequence, position: int) -> int:
+        """Where the key and the value of a position go."""
+        size = self.block_size
+        return sequence.block_ids[position // size] * size + position % size
+
+    def _slots_of(self, sequence: Sequence, start: int, end: int) -> list[int]:
+        size, first = self.block_size, start // self.block_size
+        blocks = np.asarray(sequence.block_ids[first : -(-end // size)], np.int64)
+        slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+        found: list[int] = slots[start - first * size : end - first * size].tolist()
+        return found
 
     def _hold(self, number: int, sequence: Sequence, num_blocks: int) -> None:
         """Have a row of the table hold at least the first `num_blocks` blocks of a sequence."""
@@ -103,29 +124,19 @@ class BatchBuilder:
             self._table[number, held:num_blocks] = blocks
             self._num_held[number] = num_blocks
 
-    def _fill_places(self, lengths: np.ndarray[Any, np.dtype[np.int64]], total: int, rows: int) -> None:
-        """Work out each token's position, and where its key and value go."""
-        count, size = len(lengths), self.block_size
-        sequence = np.repeat(np.arange(count), lengths)
-        position = np.arange(total) + (self._kv_len[:count] - self._start[1 : count + 1])[sequence]
-        self._positions[:total] = position
-        self._positions[total:rows] = 0
-        self._slots[:total] = self._table[sequence, position // size].astype(np.int64) * size + position % size
-        self._slots[total:rows] = NOWHERE
-
     def _batch(self, count: int, total: int, rows: int) -> Batch:
-        device = self.device
+        device, views = self.device, self._views
         return Batch(
             num_tokens=total,
             num_rows=rows,
-            token_ids=self._views.token_ids[:rows].to(device),  # no copy on the CPU
-            positions=self._views.positions[:rows].to(device),
-            slots=self._views.slots[:rows].to(device),
+            token_ids=views.token_ids[:rows].to(device),  # no copy on the CPU
+            positions=views.positions[:rows].to(device),
+            slots=views.slots[:rows].to(device),
             last_rows=self._start[1 : count + 1].astype(np.int64) - 1,
             paging=Paging(
-                block_table=self._views.table[:count].to(device),
-                query_start=self._views.start[: count + 1].to(device),
-                kv_len=self._views.kv_len[:count].to(device),
+                block_table=views.table[:count].to(device),
+                query_start=views.start[: count + 1].to(device),
+                kv_len=views.kv_len[:count].to(device),
             ),
         )
 

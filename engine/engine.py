@@ -12,8 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 from .intake import Limits, check_request, sequences_of
 from .kv_blocks import KVBlocks
@@ -88,6 +89,7 @@ class Engine:
             runner.vocab_size, runner.eos_token_ids, self.max_model_len, runner.num_blocks, runner.block_size
         )
         self._clock = clock
+        self._launches = isinstance(runner, Launcher)
         self._flight: _Flight | None = None
         self._live: dict[str, _Live] = {}
         self._arrivals = 0
@@ -174,8 +176,15 @@ class Engine:
         return StepOutput(plan.step, tuple(outputs), plan.rows)
 
     def _begin(self, plan: Plan) -> Callable[[], list[RowResult]]:
-        runner = self.runner
-        return runner.launch(plan) if isinstance(runner, Launcher) else partial(runner.run, plan)
+        return cast("Launcher", self.runner).launch(plan) if self._launches else partial(self._run, plan)
+
+    def _run(self, plan: Plan) -> list[RowResult]:
+        """All of a step at its end, without what has ended since it was launched."""
+        rows = tuple(row for row in plan.rows if row.sequence.state is State.RUNNING)
+        if len(rows) == len(plan.rows):
+            return self.runner.run(plan)
+        results = iter(self.runner.run(replace(plan, rows=rows)) if rows else ())
+        return [next(results) if row.sequence.state is State.RUNNING else RowResult() for row in plan.rows]
 
     @contextmanager
     def _cancelling(self, plan: Plan) -> Generator[None]:

@@ -140,7 +140,7 @@ class Beginner:
                 context.leave_alone(held.ref, _FOREIGN_PAUSE_S)
                 held.stage = Stage.HAND_BACK
             case Begin():
-                held.alone = decision.alone and decision.refusal is None
+                context.memory.set_alone(held, decision.alone and decision.refusal is None)
                 if decision.refusal is not None or self._may_begin(held):
                     self._starter.start(held, decision)
                 else:
@@ -153,12 +153,13 @@ class Beginner:
         memory = self._context.memory
         if not self._context.leases.may_begin(held.lease, time.monotonic()):
             return False
-        begun = [each for each in memory.at(*BEGUN) if each is not held]
         if held.alone:
-            return not begun
-        alone_runs = any(each.alone and not _has_settled(each) for each in begun)
-        alone_waits = any(each.stage in {Stage.WAIT, Stage.READ, Stage.ASK} for each in memory.alone())
-        return not alone_runs and not alone_waits
+            return not any(each is not held for each in memory.at(*BEGUN))
+        # no other that must be alone waits for its turn, or runs and has settled nothing yet
+        return not any(
+            each.stage in {Stage.WAIT, Stage.READ, Stage.ASK} or (each.stage in BEGUN and not _has_settled(each))
+            for each in memory.alone()
+        )
 
     def advance(self) -> None:
         """Let those go on that wait for their turn: their streams are read anew."""

@@ -79,7 +79,7 @@ class Held:
     released: bool = False  # `released` is written: hand back once it is in
     deadline_ms: int | None = None  # server's clock
     flush_at_s: float = 0.0  # monotonic time before which what is held back of its tokens stays so
-    num_at: list[int] | None = None  # of the memory that holds it: the number of entries by stage
+    by_stage: list[dict[Held, None]] | None = None  # of the memory that holds it
 
     @property
     def stage(self) -> Stage:
@@ -88,9 +88,9 @@ class Held:
 
     @stage.setter
     def stage(self, stage: Stage) -> None:
-        if self.num_at is not None:
-            self.num_at[self._stage] -= 1
-            self.num_at[stage] += 1
+        if self.by_stage is not None:
+            del self.by_stage[self._stage][self]
+            self.by_stage[stage][self] = None
         self._stage = stage
 
     @property
@@ -147,23 +147,25 @@ class Memory:
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
         self._held: dict[JobRef, Held] = {}
-        self._num_at = [0] * len(Stage)
+        self._by_stage: list[dict[Held, None]] = [{} for _ in Stage]
+        self._alone: dict[Held, None] = {}
 
     def add(self, held: Held, since_s: float) -> None:
         """Hold an entry given to this worker by a command that was sent at `since_s` (monotonic)."""
         if held.ref in self._held:
             raise ValueError(f"{held.ref.entry_id} is held already")
         self._held[held.ref] = held
-        held.num_at = self._num_at
-        self._num_at[held.stage] += 1
+        held.by_stage = self._by_stage
+        self._by_stage[held.stage][held] = None
         held.lease = self._leases.hold(held.ref, since_s)
 
     def drop(self, held: Held) -> None:
         """Hold it no longer."""
         if self.has(held):
             del self._held[held.ref]
-            held.num_at = None
-            self._num_at[held.stage] -= 1
+            held.by_stage = None
+            del self._by_stage[held.stage][held]
+            self._alone.pop(held, None)
             self._leases.release(held.ref)
 
     def __contains__(self, ref: object) -> bool:
@@ -183,19 +185,24 @@ class Memory:
         return iter(tuple(self._held.values()))
 
     def at(self, *stages: Stage) -> list[Held]:
-        """The entries in these stages."""
-        for stage in stages:
-            if self._num_at[stage]:
-                return [held for held in self._held.values() if held.stage in stages]
-        return []  # most often, and without a look at all that is held
+        """The entries in these stages: of each in turn, in the order in which they came there."""
+        return [held for stage in stages for held in self._by_stage[stage]]
 
     def num_at(self, *stages: Stage) -> int:
-        """How many entries are in these stages: counted as they move, so that asking costs nothing."""
+        """How many entries are in these stages."""
         num = 0
         for stage in stages:
-            num += self._num_at[stage]
+            num += len(self._by_stage[stage])
         return num
+
+    def set_alone(self, held: Held, alone: bool) -> None:
+        """Say whether a held entry must be run apart from all others."""
+        held.alone = alone
+        if alone:
+            self._alone[held] = None
+        else:
+            self._alone.pop(held, None)
 
     def alone(self) -> list[Held]:
         """The entries that must be run apart from all others."""
-        return [held for held in self._held.values() if held.alone]
+        return list(self._alone)

@@ -45,6 +45,7 @@ class Leases:
         self._leases: dict[JobRef, Lease] = {}
         self._progress_s = time.monotonic()
         self.rounds = 0  # renewals done, for those who do something after each
+        self.num_lost = 0  # entries that a renewal has shown to be lost
 
     def hold(self, ref: JobRef, since_s: float) -> Lease:
         """Hold an entry that a command sent at `since_s` (monotonic) has given to this worker."""
@@ -87,6 +88,7 @@ class Leases:
                     lease.renewals += 1
                 else:
                     lease.lost = True
+                    self.num_lost += 1
 
     def progress(self) -> None:
         """The step loop: I am alive and get on."""

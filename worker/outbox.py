@@ -23,6 +23,7 @@ from .writer import Append, WriterState
 # Idle time of an entry handed back: above any lease, so that whoever looks for idle entries takes it at once.
 HANDED_BACK_IDLE_MS = 365 * 86_400_000
 _FIRST_PAUSE_S = 0.01
+_OPEN = WriterState.OPEN  # a global is found faster than a member of an enumeration
 _LONGEST_PAUSE_S = 0.5
 
 
@@ -38,6 +39,8 @@ class Outbox:
         self._pause_s = 0.0
         self._not_before_s = 0.0
         self._refused = False  # the server did not take a write of the pipeline whose outcomes come in
+        self._verified = True  # what the server has of all chains is known: acknowledgements may go out
+        self._trouble = False  # a writer may have come to an end that is not its own
         self.out_of_memory = False  # the server refused a write for want of memory, and none has gone through since
 
     # --- what there is to write ---------------------------------------------------------------------------------------
@@ -88,30 +91,44 @@ class Outbox:
         for _, channel in self._kept:
             channel.writer.reconnected()
         self._repaired = list(self._kept)
+        self._verified = False
 
-    def collect(self, batch: Batch) -> None:
-        """Add what is due to an empty pipeline."""
+    def take_trouble(self) -> bool:
+        """Whether, since this was asked last, a writer may have come to an end that is not its own."""
+        trouble, self._trouble = self._trouble, False
+        return trouble
+
+    def collect(self, batch: Batch, *, first: bool = True) -> None:
+        """Add what is due to an empty pipeline.
+
+        Where it is not the first of a turn, only what begins or ends can have become due since.
+        """
         now_s = time.monotonic()
         if now_s < self._not_before_s:
             return
-        while self._kept and self._kept[0][0] <= now_s:
-            self._kept.popleft()
-        appends, leases = _Appends(batch), self._context.leases
-        for held in self._context.memory:
+        memory, leases = self._context.memory, self._context.leases
+        appends = _Appends(batch)
+        for held in memory if first else memory.at(Stage.START, Stage.END):
             if (channel := held.channel) is not None:
                 # who may publish may begin
                 may_write = leases.may_publish(held.lease, now_s) or (
                     held.stage is Stage.START and leases.may_begin(held.lease, now_s)
                 )
                 appends.collect(channel, may_write)
-        self._collect_repairs(appends, now_s)
+        if first:
+            self._collect_repairs(appends, now_s)
+            self._verified = True
+        self._trouble = self._trouble or appends.asks
         batch.add_run(appends.commands, partial(self._appended, appends.sent))
-        if appends.verified:
+        self._verified = self._verified and appends.verified
+        if self._verified:
             self._collect_last(batch)
-        if not len(batch):
+        if first and not len(batch):
             self._pause_s, self.out_of_memory = 0.0, False  # nothing is held up
 
     def _collect_repairs(self, appends: _Appends, now_s: float) -> None:
+        while self._kept and self._kept[0][0] <= now_s:
+            self._kept.popleft()
         self._repaired = [
             (until_s, channel)
             for until_s, channel in self._repaired
@@ -131,7 +148,10 @@ class Outbox:
                     channel.flag_seen_s = now_s
             if append.again:
                 self._context.counters.resent += 1
-            channel.writer.reply(append.seq, outcome)
+            writer = channel.writer
+            writer.reply(append.seq, outcome)
+            if writer.state is not _OPEN:
+                self._trouble = True
 
     def _note(self, outcome: Any) -> bool:
         """Remember what the outcome of a write says of the server. Whether there is a result."""
@@ -225,6 +245,7 @@ class _Appends:
         self.commands: list[lua.Command] = []
         self.sent: list[tuple[Channel, Append]] = []  # one for each of the commands
         self.verified = True  # whether the last entries of all that was collected are known to be in
+        self.asks = False  # whether anybody's entries are to be read back
 
     def collect(self, channel: Channel, may_write: bool) -> None:
         """Add what is due of one channel."""
@@ -232,7 +253,7 @@ class _Appends:
         if writer.in_doubt:
             self.verified = self.verified and not writer.probing
             if writer.must_verify:
-                first = writer.id_of(0)
+                first, self.asks = writer.id_of(0), True
                 self._batch.add((b"XRANGE", channel.out, first, first), writer.verified)
                 return
         if may_write:

@@ -38,6 +38,14 @@ class Prepared(Generic[T]):
     error: Exception | None = None
 
 
+def at_once(ticket: object, work: Callable[[], T]) -> Prepared[T]:
+    """Do the work here."""
+    try:
+        return Prepared(ticket, work())
+    except Exception as error:  # noqa: BLE001  whatever a tokenizer raises is the request's, not the thread's
+        return Prepared(ticket, error=error)
+
+
 @dataclass(eq=False)
 class PreparePool(Generic[T]):
     """Runs work on `num_threads` daemon threads; `wake` is called (on such a thread) when a result is there."""
@@ -111,11 +119,7 @@ class PreparePool(Generic[T]):
             if job.given_up:
                 continue
             job.started_s = time.monotonic()
-            result: Prepared[T]
-            try:
-                result = Prepared(job.ticket, job.work())
-            except Exception as error:  # noqa: BLE001  whatever a tokenizer raises is the request's, not the thread's
-                result = Prepared(job.ticket, error=error)
+            result = at_once(job.ticket, job.work)
             if job.given_up:
                 if self._is_spare():
                     return

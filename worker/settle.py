@@ -13,8 +13,6 @@ from .running import Running
 from .start import Starter
 from .writer import WriterState
 
-_OPEN, _RUN = WriterState.OPEN, Stage.RUN  # a global is found faster than a member of an enumeration
-
 
 class Settler:
     """The transitions between the parts; the parts themselves know nothing of each other's."""
@@ -36,21 +34,20 @@ class Settler:
         self._running = running
         self._pool = pool
         self._renewals = 0
+        self._num_lost = 0
 
     def settle(self) -> None:
         """Carry entries on by what the last replies have shown of their chains."""
-        for held in self._context.memory:
-            channel = held.channel
-            if channel is None:
-                continue
-            writer, stage = channel.writer, held.stage
-            if writer.state is not _OPEN:
-                self._lost(held, writer.state, writer.error)
-            elif stage is _RUN:
-                continue  # most of them
-            elif stage is Stage.START and writer.begun:
+        memory = self._context.memory
+        if self._outbox.take_trouble():
+            for held in memory:
+                if held.channel is not None and (writer := held.channel.writer).state is not WriterState.OPEN:
+                    self._lost(held, writer.state, writer.error)
+        for held in memory.at(Stage.START):
+            if held.channel is not None and held.channel.writer.begun:
                 self._starter.started(held)
-            elif stage is Stage.END and writer.complete:
+        for held in memory.at(Stage.END):
+            if held.channel is not None and held.channel.writer.complete:
                 self._complete(held)
 
     def _complete(self, held: Held) -> None:
@@ -89,6 +86,9 @@ class Settler:
         if leases.rounds != self._renewals:
             self._renewals = leases.rounds
             self._context.reconcile = True
+        if leases.num_lost == self._num_lost:
+            return
+        self._num_lost = leases.num_lost
         for held in self._context.memory:
             if held.lease.lost:
                 self._context.counters.lost_leases += 1

@@ -16,7 +16,7 @@ from .attempt import Begin, refusal
 from .context import Context
 from .held import Channel, Held, Stage
 from .outbox import Outbox
-from .prepare import Prepared, PreparePool, PrepareTimeoutError
+from .prepare import Prepared, PreparePool, PrepareTimeoutError, at_once
 from .running import Running
 from .text import ReadyRequest, ReplayError, make_ready, sampling_options
 from .writer import Writer
@@ -127,7 +127,11 @@ class Starter:
         if job.response_format is not None:
             self._refuse(held, RequestRefusedError("unsupported", "not built yet", "response_format"))
             return
-        self._pool.submit(held, partial(make_ready, job, held.history, self._tokenizer))
+        work = partial(make_ready, job, held.history, self._tokenizer)
+        if job.prompt_token_ids is not None and not held.history.num_settled:
+            self.prepared(held, at_once(held, work))  # nothing to tokenise or to decode: a thread would cost more
+        else:
+            self._pool.submit(held, work)
 
     def prepared(self, held: Held, result: Prepared[Any]) -> None:
         """Take what the pool has made of a request: give it to the engine, or refuse it."""

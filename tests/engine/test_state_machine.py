@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.engine.prefix_cache import BlockHash
 from headrace.engine.types import EngineConfig, RequestRefusedError
 from tests.support.driver import Driver
-from tests.support.scripted import ScriptedRunner, expected_output
+from tests.support.scripted import LaunchingRunner, ScriptedRunner, expected_output
 
 PROMPTS = st.builds(
     lambda shared, own: [*range(1, 1 + shared), *own] or [0],
@@ -35,9 +35,12 @@ class EngineMachine(RuleBasedStateMachine):
         seqs=st.integers(1, 5),
         budget=st.integers(1, 12),
         caching=st.booleans(),
+        kind=st.sampled_from([ScriptedRunner, LaunchingRunner]),
     )
-    def begin(self, num_blocks: int, block_size: int, seqs: int, budget: int, caching: bool) -> None:
-        runner = ScriptedRunner(
+    def begin(
+        self, num_blocks: int, block_size: int, seqs: int, budget: int, caching: bool, kind: type[ScriptedRunner]
+    ) -> None:
+        runner = kind(
             num_blocks=num_blocks, block_size=block_size, max_model_len=24, vocab_size=40,
             eos_token_ids=frozenset({13}), eos_every=9, nan_token_id=39,
         )  # fmt: skip
@@ -74,11 +77,22 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
+        self.drive.land()
         for _ in range(count):
             self.drive.step()
 
     @rule()
+    def launch(self) -> None:
+        self.drive.land()
+        self.drive.launch()
+
+    @rule()
+    def land(self) -> None:
+        self.drive.land()
+
+    @rule()
     def step_that_fails(self) -> None:
+        self.drive.land()
         runner = self.drive.runner
         runner.fail_steps = range(10**9)
         try:
@@ -117,6 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "drive"):
             return
         drive = self.drive
+        drive.land()
         drive.run(max_steps=3000)
         drive.assert_idle()
         for name, request in drive.requests.items():

@@ -50,6 +50,20 @@ class Driver:
         had_work = self.engine.has_work
         output = self.engine.step()
         assert bool(output.scheduled) == had_work, "a step computes something exactly if there is work"
+        return self._look(output)
+
+    def launch(self) -> None:
+        """Begin a step; `land` ends it. What is free now nobody may read, and nobody may have before the step is over."""
+        had_work = self.engine.has_work
+        assert self.engine.launch() == had_work
+        self.engine.check()
+        self.runner.poison(self.engine.free_block_ids())
+
+    def land(self) -> StepOutput:
+        """End the step in flight and look at everything."""
+        return self._look(self.engine.land())
+
+    def _look(self, output: StepOutput) -> StepOutput:
         self.engine.check()
         self.runner.poison(self.engine.free_block_ids())
         for one in output.outputs:

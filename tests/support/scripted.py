@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
+from functools import partial
 
 from headrace.engine.intake import Limits, sequences_of
 from headrace.engine.sequence import Sequence, State
@@ -214,6 +215,24 @@ class ScriptedRunner:
         first = _mix(*context) % self.vocab_size
         best = [((first + rank) % self.vocab_size, -0.25 * (rank + 1)) for rank in range(top)]
         return ((chosen, dict(best).get(chosen, -9.0)), *best)
+
+
+class LaunchingRunner(ScriptedRunner):
+    """Implements `types.Launcher` too: computes as soon as a step is launched, and tells when it lands."""
+
+    def launch(self, plan: Plan) -> Callable[[], list[RowResult]]:
+        """Compute now. Every other failure is told at once, the others when the step lands."""
+        try:
+            results = self.run(plan)
+        except RuntimeError as error:
+            if plan.step % 2:
+                raise
+            return partial(_fail, error)
+        return lambda: results
+
+
+def _fail(error: RuntimeError) -> list[RowResult]:
+    raise error
 
 
 def expected_output(

@@ -35,11 +35,28 @@ def test_the_counts_are_right_after_any_moves(seed: int) -> None:
             memory.drop(gone)
         for stage in Stage:
             expected = [each for each in held if each.stage is stage]
-            assert memory.at(stage) == expected
+            assert by_ref(memory.at(stage)) == by_ref(expected)
             assert memory.num_at(stage) == len(expected)
         some = rng.sample(list(Stage), 3)
-        assert memory.at(*some) == [each for each in held if each.stage in some]
+        assert by_ref(memory.at(*some)) == by_ref([each for each in held if each.stage in some])
         assert memory.num_at(*some) == len(memory.at(*some))
+        if held and what > 0.5:
+            memory.set_alone(rng.choice(held), rng.random() < 0.5)
+        assert by_ref(memory.alone()) == by_ref([each for each in held if each.alone])
+
+
+def by_ref(held: list[Held]) -> list[Held]:
+    return sorted(held, key=lambda each: each.ref)
+
+
+def test_what_is_in_a_stage_comes_in_the_order_in_which_it_came_there() -> None:
+    memory = Memory(Leases(WorkerSettings()))
+    held = [make_held(number, Stage.READ) for number in range(4)]
+    for each in held:
+        memory.add(each, 0.0)
+    held[2].stage, held[0].stage = Stage.START, Stage.START
+    assert memory.at(Stage.START) == [held[2], held[0]]
+    assert memory.at(Stage.START, Stage.READ) == [held[2], held[0], held[1], held[3]]
 
 
 def test_an_entry_is_held_once() -> None:
