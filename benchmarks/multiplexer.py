@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
 
+from headrace.clients import replies
 from headrace.clients.events import Event
 from headrace.clients.keys import Keys
 from headrace.clients.reader import Reader
@@ -28,7 +28,10 @@ class Multiplexer:
         self._connection = self._client.connection_pool.get_connection()
         self._keys = keys
         self._pause_s = pause_s
+        # By stream, all three in one order: its reader, and its words in the command: its name, the id to read after.
         self._readers: dict[bytes, Reader] = {}
+        self._names: dict[bytes, bytes] = {}
+        self._after: dict[bytes, bytes] = {}
 
     @property
     def open(self) -> int:
@@ -38,31 +41,47 @@ class Multiplexer:
     def follow(self, request_ids: Iterable[str]) -> None:
         """Read these too, from their beginning."""
         for request_id in request_ids:
-            self._readers[self._keys.out(request_id).encode()] = Reader(request_id)
+            stream = self._keys.out(request_id).encode()
+            self._readers[stream] = reader = Reader(request_id)
+            self._names[stream] = _word(stream)
+            self._after[stream] = _word(reader.read_from.encode())
 
     def read(self) -> list[tuple[str, Event]]:
         """Wait for entries, for a second at most; give what they tell, per request in order.
 
         Raises a StreamError of `headrace.clients` for entries that do not follow from those before.
         """
-        readers = self._readers
-        after = [reader.read_from for reader in readers.values()]
-        self._connection.send_command("XREAD", "BLOCK", _BLOCK_MS, "STREAMS", *readers, *after)
-        found: list[tuple[bytes, list[Any]]] = self._connection.read_response() or []
+        self._connection.send_packed_command([self._command()])
         events: list[tuple[str, Event]] = []
-        for stream, entries in found:
-            reader = readers[stream]
-            for entry_id, flat in entries:
-                event = reader.feed(entry_id, dict(zip(flat[::2], flat[1::2], strict=True)))
+        for stream, found in self._connection.read_response() or ():
+            reader = self._readers[stream]
+            request_id = reader.request_id
+            for entry_id, fields in replies.entries(found):
+                event = reader.feed(entry_id, fields)
                 if event is not None:
-                    events.append((reader.request_id, event))
+                    events.append((request_id, event))
             if reader.done:
-                del readers[stream]
+                del self._readers[stream], self._names[stream], self._after[stream]
+            else:
+                self._after[stream] = _word(found[-1][0])
         if self._readers:
             time.sleep(self._pause_s)
         return events
+
+    def _command(self) -> bytes:
+        """The next XREAD. Of thousands of words only those of streams that went on are packed anew."""
+        head = b"*%d\r\n" % (4 + 2 * len(self._readers)) + _HEAD
+        return b"".join([head, *self._names.values(), *self._after.values()])
 
     def close(self) -> None:
         """Release the connection."""
         self._connection.disconnect()
         self._client.close()
+
+
+def _word(word: bytes) -> bytes:
+    """A word of a command as it is sent."""
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
+_HEAD = b"".join(map(_word, (b"XREAD", b"BLOCK", b"%d" % _BLOCK_MS, b"STREAMS")))

@@ -109,7 +109,7 @@ def _serve(
     tokens, entries = dict.fromkeys(wanted, 0), 0
     while multiplexer.open:
         for request_id, event in multiplexer.read():
-            if isinstance(event, Tokens | Finished):
+            if isinstance(event, (Tokens, Finished)):
                 entries += 1
                 tokens[request_id] += len(event.token_ids)
     wrong = {key: count for key, count in tokens.items() if count != wanted[key].num_out}

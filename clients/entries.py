@@ -5,10 +5,10 @@ The maps keep the order of the protocol's table, and leave out what is absent, s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
+from ._tokens import decode_tokens
 from .errors import InvalidJobError, MalformedEntryError
 from .events import (
     EntryId,
@@ -29,16 +29,17 @@ from .events import (
 from .payload import Kind, pack, unpack
 
 _REASONS: Final = frozenset({"stop", "length", "cancelled", "deadline", "error"})
-_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
+_MAX_DIGITS: Final = 20
 _MAX_ENTRY_BYTES: Final = 1 << 29  # what Redis can hold: whatever a worker has written is read
 
 
 def parse_id(raw: bytes | str) -> EntryId:
     """(A, K) of `A-K`. Raises ValueError for anything else."""
-    match = _ID.fullmatch(raw.decode("ascii", "replace") if isinstance(raw, bytes) else raw)
-    if match is None:
-        raise ValueError("not the id of a stream entry")
-    return int(match[1]), int(match[2])
+    # bytes.isdigit knows ASCII's digits only; what is beyond ASCII becomes a question mark
+    attempt, _, counter = (raw if isinstance(raw, bytes) else raw.encode("ascii", "replace")).partition(b"-")
+    if attempt.isdigit() and counter.isdigit() and len(attempt) <= _MAX_DIGITS and len(counter) <= _MAX_DIGITS:
+        return int(attempt), int(counter)
+    raise ValueError("not the id of a stream entry")
 
 
 def format_id(entry_id: EntryId) -> str:
@@ -146,10 +147,15 @@ def decode(entry_id: bytes | str, fields: Mapping[bytes, bytes], request_id: str
     """The event of an entry, None for a kind that this version does not know. Raises MalformedEntryError."""
     try:
         at = parse_id(entry_id)
-        kind: Kind = "d" if b"d" in fields else "json"
-        if kind.encode() not in fields:
+        kind: Kind = "d"
+        if (payload := fields.get(b"d")) is not None:
+            if (tokens := decode_tokens(at, payload)) is not None:
+                return tokens
+        elif (payload := fields.get(b"json")) is not None:
+            kind = "json"
+        else:
             raise _BadFieldError("neither d nor json")
-        found = unpack(fields[kind.encode()], kind, max_bytes=_MAX_ENTRY_BYTES)
+        found = unpack(payload, kind, max_bytes=_MAX_ENTRY_BYTES)
         decoder = _DECODERS.get(_take(found, "e", str))
         return None if decoder is None else decoder(at, found)
     except (_BadFieldError, InvalidJobError, ValueError) as error:

@@ -82,7 +82,7 @@ class Reader:
         if self.done:
             return None
         event = decode(entry_id, fields, self.request_id)
-        at = parse_id(entry_id)
+        at = parse_id(entry_id) if event is None else event.id
         if self._verify and self.position is not None:
             if at != self.position:
                 have = sum(self._counts)
@@ -91,7 +91,7 @@ class Reader:
             self.done = isinstance(event, Finished) and event.done
             return None
         if event is not None:
-            self._check(event, format_id(at))
+            self._check(event)
             self._take(event)
         self.position = at
         return event
@@ -103,8 +103,10 @@ class Reader:
             raise ConfigError("not a cursor of a reader", "cursor")
         self.position, self.fp, self._counts, self._verify = position, match[2], counts, True
 
-    def _check(self, event: Event, at: str) -> None:
+    def _check(self, event: Event) -> None:
         match event:
+            case Tokens():  # first: nearly all are
+                self._check_chunk(event)
             case Queued():
                 self._check_fp(event.fp)
             case Started():
@@ -112,23 +114,24 @@ class Reader:
                 for choice in range(max(len(event.resumed), len(self._counts))):
                     settled = event.resumed[choice] if choice < len(event.resumed) else 0
                     self._check_count("settled tokens", choice, self.count(choice), settled)
-            case Tokens():
-                self._check_chunk(event, at)
             case Finished():
-                self._check_chunk(event, at)
+                self._check_chunk(event)
                 if event.done and event.usage is not None:
                     have = sum(self._counts) + len(event.token_ids)
                     self._check_count("usage", None, have, event.usage.completion)
             case _:
                 pass
 
-    def _check_chunk(self, event: Tokens | Finished, at: str) -> None:
+    def _check_chunk(self, event: Tokens | Finished) -> None:
         if not 0 <= event.choice < MAX_CHOICES:
-            raise MalformedEntryError(self.request_id, at, f"a choice that is not from 0 to {MAX_CHOICES - 1}")
+            raise self._malformed(event, f"a choice that is not from 0 to {MAX_CHOICES - 1}")
         if event.index is not None:
             self._check_count("index", event.choice, self.count(event.choice), event.index)
         elif event.token_ids:
-            raise MalformedEntryError(self.request_id, at, "tokens without an index")
+            raise self._malformed(event, "tokens without an index")
+
+    def _malformed(self, event: Event, message: str) -> MalformedEntryError:
+        return MalformedEntryError(self.request_id, format_id(event.id), message)
 
     def _check_count(self, what: str, choice: int | None, have: int, told: int) -> None:
         if told != have:
@@ -141,13 +144,13 @@ class Reader:
             raise ChangedError(self.request_id, self.fp, fp)
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Queued | Started):
-            self.fp = event.fp
-        elif isinstance(event, Tokens | Finished):
+        if isinstance(event, (Tokens, Finished)):
             while len(self._counts) <= event.choice:
                 self._counts.append(0)
             self._counts[event.choice] += len(event.token_ids)
             self.done = isinstance(event, Finished) and event.done
+        elif isinstance(event, (Queued, Started)):
+            self.fp = event.fp
 
 
 def _predecessor(entry_id: EntryId) -> EntryId:

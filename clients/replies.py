@@ -31,9 +31,11 @@ def _is_wrapped(found: list[Any]) -> bool:
 
 
 def _fields(fields: Any) -> Mapping[Any, Any]:
-    if isinstance(fields, Mapping):
+    if not isinstance(fields, list):
         return cast("Mapping[Any, Any]", fields)
     flat = cast("list[Any]", fields)
+    if len(flat) == 2:  # every entry of a request's stream: without the slices
+        return {flat[0]: flat[1]}
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 

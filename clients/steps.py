@@ -127,19 +127,15 @@ def submit(job: Submission, keys: Keys, policy: Policy) -> Generator[Step, Any, 
 def _must_add(job: Submission, keys: Keys, policy: Policy, own: set[EntryId]) -> Generator[Step, Any, bool]:
     """Write `queued` if there is no stream; give whether the job is to be added (again)."""
     out = keys.out(job.id)
+    # The append looks and writes in one: to look first is for a call that has tried before, or that may not write.
+    look_first = bool(own) or policy.max_backlog is not None
     while True:
-        entries = replies.entries((yield Command(out, ("XRANGE", out, "-", "+", "COUNT", 2))))
-        if entries:
-            first = _first_event(job, *entries[0])
-            own &= {first.id}  # whatever else was tried is not there
-            if len(entries) > 1 or not isinstance(first, Queued):
-                return False
-            if own:
-                return True
-            now_ms = replies.time_ms((yield Command(out, ("TIME",))))
-            return now_ms - first.id[1] >= RETRY_QUEUED_AFTER_MS
-        if policy.max_backlog is not None and not own:
-            yield from _check_backlog(keys, policy.max_backlog)
+        if look_first:
+            entries = replies.entries((yield Command(out, ("XRANGE", out, "-", "+", "COUNT", 2))))
+            if entries:
+                return (yield from _must_add_to(entries, job, out, own))
+            if policy.max_backlog is not None and not own:
+                yield from _check_backlog(keys, policy.max_backlog)
         at = (0, replies.time_ms((yield Command(out, ("TIME",)))))
         own.add(at)
         entry = encode(to_map(Queued(at, job.fp)), job.kind)
@@ -148,6 +144,21 @@ def _must_add(job: Submission, keys: Keys, policy: Policy, own: set[EntryId]) ->
         if replies.script_ok(reply):
             return True
         own.discard(at)  # refused: if an entry of this id is there, it is another call's
+        look_first = True
+
+
+def _must_add_to(
+    entries: list[replies.Entry], job: Submission, out: str, own: set[EntryId]
+) -> Generator[Step, Any, bool]:
+    """The same where the stream is there; `entries` are its first two."""
+    first = _first_event(job, *entries[0])
+    own.intersection_update({first.id})  # whatever else was tried is not there
+    if len(entries) > 1 or not isinstance(first, Queued):
+        return False
+    if own:
+        return True
+    now_ms = replies.time_ms((yield Command(out, ("TIME",))))
+    return now_ms - first.id[1] >= RETRY_QUEUED_AFTER_MS
 
 
 def _first_event(job: Submission, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Queued | Started:

@@ -192,7 +192,8 @@ async def test_a_lost_reply_changes_nothing(
     raw.script_load(APPEND.source)
     proxy = proxy_to(server)
     loss = proxy.lose_reply(command)
-    async with AsyncClient(proxy.url, prefix=keys.prefix, queue=keys.queue) as client:
+    policy = Policy(max_backlog=9)  # so that it looks before it writes
+    async with AsyncClient(proxy.url, prefix=keys.prefix, queue=keys.queue, policy=policy) as client:
         handle = await client.submit("Hello", id="a")
         assert raw.xlen(keys.out("a")) == 1
         worker = work("a")

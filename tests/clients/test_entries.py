@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -24,7 +27,9 @@ from headrace.clients import (
     Timing,
     Tokens,
     Usage,
+    entries,
 )
+from headrace.clients._tokens import decode_tokens
 from headrace.clients.entries import decode, encode, format_id, parse_id, to_map, tokens_map
 from headrace.clients.payload import pack
 
@@ -176,3 +181,95 @@ KINDS = ["queued", "started", "tokens", "released", "finished"]
 def test_any_fields_are_an_event_or_an_error(fields: dict[str, Any], kind: str) -> None:
     with contextlib.suppress(MalformedEntryError):
         decode(b"1-1", {b"json": json.dumps({"e": kind, **fields}).encode()})
+
+
+# --- the short way for `tokens` ---------------------------------------------------------------------------------------
+
+
+def outcome(fields: Mapping[bytes, bytes]) -> Event | str | None:
+    try:
+        return decode(b"7-1", fields, "a")
+    except MalformedEntryError as error:
+        return str(error)
+
+
+def both_ways(payload: bytes) -> tuple[Any, Any]:
+    """What the decoder gives, and what it gives without the short way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entries, "decode_tokens", lambda _at, _payload: None)
+        long = outcome({b"d": payload})
+    return outcome({b"d": payload}), long
+
+
+SHORT = [
+    {"e": "tokens", "i": 3, "t": [5]},
+    {"e": "tokens", "i": 3, "t": []},
+    {"e": "tokens", "i": 0, "t": [5, 2**64 - 1, -1], "x": "é", "c": 2},
+    {"e": "tokens", "t": [5], "c": -1, "i": 2**63},
+]
+
+
+@pytest.mark.parametrize("fields", SHORT)
+def test_the_short_way_is_taken_and_gives_the_same(fields: dict[str, Any]) -> None:
+    payload = pack(fields, "d")
+    short, long = both_ways(payload)
+    assert decode_tokens((7, 1), payload) == short == long
+    assert (type(short), hash(short), repr(short)) == (Tokens, hash(long), repr(long))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        short.text = "other"
+    assert dataclasses.replace(short, index=9) == dataclasses.replace(long, index=9)
+    assert copy.copy(short) == copy.deepcopy(short) == long
+
+
+HEAD = b"\xa1e\xa6tokens"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pack({"e": "tokens", "i": 0, "t": [1], "x": "", "c": 0, "lp": None}, "d"),
+        pack({"e": "tokens", "i": 0, "t": [1], "lp": [[[1, -0.5]]]}, "d"),
+        pack({"e": "tokens", "i": 0, "t": [1], "later": 1}, "d"),
+        pack({"i": 0, "t": [1], "e": "tokens"}, "d"),
+        pack({"e": "tokens", "i": 0, "x": "a"}, "d"),
+        pack({"e": "tokens", "i": 0, "t": [1], "x": None}, "d"),
+        pack({"e": "tokens", "i": 0, "t": [True]}, "d"),
+        pack({"e": "tokens", "i": False, "t": [1]}, "d"),
+        pack({"e": "tokens", "i": 0, "t": [1], "c": 1.0}, "d"),
+        pack({"e": "tokens", "i": 0, "t": [1], "x": "x" * 2000}, "d"),
+        pack({"e": "tokens", "i": 0, "t": [1]}, "d") + b"\xc0",  # trailing bytes
+        b"\x83" + HEAD + b"\xa1i\x00",  # cut off
+        b"\x84" + HEAD + b"\xa1i\x00\xa1t\x91\x01\xa1i\x01",  # a field twice
+        b"\x84" + HEAD + b"\xa1i\x00\xa1t\x91\x01\xa1e\xa8released",
+        b"\x84" + HEAD + b"\xa1i\x00\xa1t\x91\x01\x01\x01",  # a key that is no string
+        b"\x84" + HEAD + b"\xa1i\x00\xa1t\x91\x01\xa1x\xc4\x01a",  # bytes for text
+        b"\x84" + HEAD + b"\xa1i\x00\xa1t\x91\x01\xc4\x01x\xa1a",  # bytes for a key
+        b"\x84" + HEAD + b"\xa1i\x00\xa1t\x91\x01\xa1x\xa3\xed\xa0\x80",  # a lone surrogate
+        b"\x84" + HEAD + b"\xa1i\x00\xa1t\x91\x01\xa1x\xa1\xff",  # no UTF-8
+        b"\x83" + HEAD + b"\xa1i\xd6\xff\x00\x00\x00\x00\xa1t\x91\x01",  # a timestamp
+        b"\x83" + HEAD + b"\xa1i\x00\xa1t\xdd\xff\xff\xff\xff\x01",  # a forged length
+        b"\x83" + HEAD + b"\xa1i\x00\xa1t" + b"\x91" * 900 + b"\x01",
+        b"\x93" + HEAD + b"\xa1i",  # an array
+    ],
+)
+def test_what_is_not_short_or_not_right_goes_the_long_way(payload: bytes) -> None:
+    assert decode_tokens((7, 1), payload) is None
+    short, long = both_ways(payload)
+    assert short == long
+
+
+INTS = st.integers(-(2**63), 2**64 - 1)
+FIELDS = st.fixed_dictionaries(
+    {"i": SCALARS | INTS, "t": st.lists(INTS, max_size=3) | st.lists(SCALARS, max_size=3) | SCALARS},
+    optional={"x": SCALARS, "c": SCALARS, "lp": SCALARS, "more": st.dictionaries(st.text(max_size=2), SCALARS)},
+)
+
+
+@given(FIELDS, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=3))
+def test_the_short_way_never_differs(fields: dict[str, Any], spoilt: list[tuple[int, int]]) -> None:
+    payload = bytearray(msgpack.packb({"e": "tokens", **fields}))
+    for place, value in spoilt:
+        payload[place % len(payload)] = value
+    short, long = both_ways(bytes(payload))
+    assert short == long
+    assert type(short) is type(long)

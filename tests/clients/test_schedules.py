@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,26 @@ class Party:
         return self._raw.eval(step.script.source, len(step.keys), *step.keys, *step.args)
 
 
+@pytest.mark.parametrize(
+    ("policy", "commands"),
+    [
+        (POLICY, ["TIME", "append", "XADD"]),
+        (Policy(max_backlog=9), ["XRANGE", "XLEN", "XLEN", "XLEN", "TIME", "append", "XADD"]),
+    ],
+)
+def test_a_new_request_takes_no_more_commands_than_it_must(
+    raw: redis.Redis, keys: Keys, policy: Policy, commands: list[str]
+) -> None:
+    call = Party(submit(JOB, keys, policy), raw, random.Random(0))
+    call.lost = 99
+    seen: list[str] = []
+    while not call.over:
+        seen.append(call.next_command)
+        call.advance()
+    assert call.result
+    assert seen == commands
+
+
 @pytest.fixture
 def two(raw: redis.Redis, keys: Keys) -> tuple[Party, Party]:
     """Two calls for the same request, of which none loses a reply by chance."""
@@ -117,7 +138,8 @@ def test_whatever_happens_in_whatever_order_there_is_one_request_with_one_end(
     raw: redis.Redis, keys: Keys, seed: int
 ) -> None:
     chance = random.Random(seed)
-    producers = [Party(submit(JOB, keys, POLICY), raw, chance) for _ in range(chance.randint(1, 3))]
+    policies = [POLICY, replace(POLICY, max_backlog=9)]  # one of them looks before it writes
+    producers = [Party(submit(JOB, keys, chance.choice(policies)), raw, chance) for _ in range(chance.randint(1, 3))]
     cancellers = [Party(cancel("a", keys, POLICY), raw, chance) for _ in range(chance.randint(0, 3))]
     begun: HandWorker | None = None
     while parties := [party for party in producers + cancellers if not party.over]:

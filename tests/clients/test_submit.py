@@ -238,14 +238,26 @@ def proxy(server: Server, proxy_to: Callable[..., Proxy]) -> Proxy:
 
 
 @pytest.fixture
-def far(proxy: Proxy, keys: Keys, raw: redis.Redis) -> Any:
+def max_backlog() -> int | None:
+    return None
+
+
+@pytest.fixture
+def far(proxy: Proxy, keys: Keys, raw: redis.Redis, max_backlog: int | None) -> Any:
     raw.script_load(APPEND.source)  # so that a lost EVALSHA is the append itself
-    with Client(proxy.url, prefix=keys.prefix, queue=keys.queue, policy=Policy(give_up_s=5.0)) as client:
+    policy = Policy(give_up_s=5.0, max_backlog=max_backlog)
+    with Client(proxy.url, prefix=keys.prefix, queue=keys.queue, policy=policy) as client:
         yield client
 
 
 @pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("command", [b"XRANGE", b"TIME", b"EVALSHA", b"XADD"])
+@pytest.mark.parametrize(
+    ("command", "max_backlog"),
+    [
+        *((command, None) for command in (b"TIME", b"EVALSHA", b"XADD")),
+        *((command, 9) for command in (b"XRANGE", b"XLEN", b"TIME", b"EVALSHA", b"XADD")),
+    ],
+)
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_lost_reply_changes_nothing(
     far: Client, proxy: Proxy, raw: redis.Redis, keys: Keys, command: bytes, before: bool, count: int
@@ -258,6 +270,29 @@ def test_a_lost_reply_changes_nothing(
     assert len(jobs) == (1 + count if command == b"XADD" and not before else 1)
     assert all(fields == jobs[0] for fields in jobs)
     assert raw.xlen(keys.out("a")) == 1
+
+
+def test_a_reply_lost_while_looking_again_changes_nothing(
+    far: Client, proxy: Proxy, raw: redis.Redis, keys: Keys
+) -> None:
+    losses = [proxy.lose_reply(command) for command in (b"EVALSHA", b"XRANGE")]
+    assert far.submit("Hello", id="a").added
+    assert [loss.num_lost for loss in losses] == [1, 1]
+    assert len(jobs_of(raw, keys)) == raw.xlen(keys.out("a")) == 1
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_reply_lost_by_the_second_call_for_a_request(
+    far: Client, proxy: Proxy, raw: redis.Redis, keys: Keys, before: bool
+) -> None:
+    assert far.submit("Hello", id="a").added
+    for command in (b"TIME", b"EVALSHA", b"XRANGE"):
+        loss = proxy.lose_reply(command, before=before)
+        assert not far.submit("Hello", id="a").added
+        assert loss.num_lost == 1
+    with pytest.raises(ConflictError):
+        far.submit("Goodbye", id="a")
+    assert len(jobs_of(raw, keys)) == raw.xlen(keys.out("a")) == 1
 
 
 def test_no_second_job_if_a_worker_has_begun_while_the_reply_was_lost(
@@ -313,18 +348,18 @@ def test_giving_up_names_the_request_and_the_same_call_later_goes_through(
         assert client.submit("Hello", id="a").added
 
 
-@pytest.mark.parametrize(
-    ("spoil", "mend", "word"),
-    [
-        (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "ReadOnlyError"),
-        (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"), "OutOfMemoryError"),
-        (
-            ("CONFIG", "SET", "min-replicas-to-write", "1"),
-            ("CONFIG", "SET", "min-replicas-to-write", "0"),
-            "NOREPLICAS",
-        ),
-    ],
-)
+UNWRITABLE = [
+    (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "ReadOnlyError"),
+    (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"), "OutOfMemoryError"),
+    (
+        ("CONFIG", "SET", "min-replicas-to-write", "1"),
+        ("CONFIG", "SET", "min-replicas-to-write", "0"),
+        "NOREPLICAS",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "mend", "word"), UNWRITABLE)
 def test_what_passes_is_waited_for(own_server: Callable[..., Server], spoil: Any, mend: Any, word: str) -> None:
     server = own_server()
     raw = server.client()
@@ -337,6 +372,19 @@ def test_what_passes_is_waited_for(own_server: Callable[..., Server], spoil: Any
         assert client.submit("Hello", id="a").added
     timer.join()
     raw.close()
+
+
+@pytest.mark.parametrize("spoil", [spoil for spoil, _, _ in UNWRITABLE])
+def test_a_request_that_is_there_is_found_where_nothing_can_be_written(
+    own_server: Callable[..., Server], spoil: Any
+) -> None:
+    server = own_server()
+    with Client(server.url, policy=Policy(give_up_s=0.2)) as client, server.client() as raw:
+        assert client.submit("Hello", id="a").added
+        raw.execute_command(*spoil)
+        assert not client.submit("Hello", id="a").added
+        with pytest.raises(ConflictError):
+            client.submit("Goodbye", id="a")
 
 
 def test_what_does_not_pass_is_an_error_at_once(client: Client, raw: redis.Redis, keys: Keys) -> None:

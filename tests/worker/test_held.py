@@ -46,7 +46,7 @@ def test_the_counts_are_right_after_any_moves(seed: int) -> None:
 
 
 def by_ref(held: list[Held]) -> list[Held]:
-    return sorted(held, key=lambda each: each.ref)
+    return sorted(held, key=lambda each: each.ref.entry_id)
 
 
 def test_what_is_in_a_stage_comes_in_the_order_in_which_it_came_there() -> None:
