@@ -73,7 +73,7 @@ class BatchBuilder:
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        starts, ends = [0], []
+        starts, ends = [0], list[int]()
         for number, (sequence, start, num_tokens, _) in enumerate(plan.rows):
             end = start + num_tokens
             self._hold(number, sequence, -(-end // self.block_size))

@@ -78,7 +78,8 @@ def load_runner(
         raise ModelError(f"max_model_len {max_model_len} is more than the {model.max_position} positions of the model.")
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
     shape_only, _ = allocate(model, dtype, torch.device("meta"))
-    size = footprint(model, config, shape_only.num_bytes, dtype.itemsize, kv_dtype)
+    weights_bytes = shape_only.num_bytes + backend.screen_bytes(model.vocab_size, model.hidden_size)
+    size = footprint(model, config, weights_bytes, dtype.itemsize, kv_dtype)
     limits = RunnerLimits(
         num_blocks=plan_num_blocks(size, config, max_model_len, available_bytes()),
         block_size=config.block_size,
@@ -89,7 +90,7 @@ def load_runner(
     )
     weights = load_weights(model_dir, model, dtype, torch.device("cpu"), progress)
     if backend.pack is not None:
-        weights = weights.packed(backend.pack)
+        weights = weights.packed(backend.pack, backend.screened)
     return TorchRunner(model, weights, backend, limits)
 
 

@@ -119,7 +119,7 @@ class TorchRunner:
                     begin = int(batch.paging.query_start[number])
                     logprobs = self._prompt_logprobs(row, computed.hidden, begin)
                     results[number] = results[number]._replace(prompt_logprobs=logprobs)
-            for number in _not_finite_rows(computed.hidden, batch):
+            for number in () if computed.is_finite else _not_finite_rows(computed.hidden, batch):
                 results[number] = _NOT_FINITE
             return results
 
@@ -183,10 +183,7 @@ class TorchRunner:
 
 def _not_finite_rows(hidden: torch.Tensor, batch: Batch) -> list[int]:
     """Sequences with a hidden state in this step that is not finite."""
-    live = hidden[: batch.num_tokens]
-    if bool(torch.isfinite(live.sum(dtype=torch.float32))):
-        return []  # a sum that is finite has only finite terms
-    finite = torch.isfinite(live).all(dim=1).cpu().numpy()
+    finite = torch.isfinite(hidden[: batch.num_tokens]).all(dim=1).cpu().numpy()
     starts = batch.paging.query_start[:-1].cpu().numpy()
     bad: list[int] = np.flatnonzero(~np.logical_and.reduceat(finite, starts)).tolist()
     return bad

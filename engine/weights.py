@@ -57,11 +57,20 @@ class DecoderWeights:
         vectors = [part for part in (self.final_norm, *parts) if isinstance(part, torch.Tensor)]
         return sum(matrix.num_bytes for matrix in matrices) + sum(vector.nbytes for vector in vectors)
 
-    def packed(self, pack: Callable[[Matrix], Matrix]) -> DecoderWeights:
-        """The same weights with every matrix as `pack` gives it, which may take the place of its argument."""
+    def packed(
+        self, pack: Callable[[Matrix], Matrix], screened: Callable[[Matrix], Matrix] | None = None
+    ) -> DecoderWeights:
+        """The same weights with every matrix as `pack` gives it, which may take the place of its argument.
+
+        The output matrix is as `screened` gives it after that.
+        """
         embedding = pack(self.embedding)
         layers = tuple(replace(layer, **_packed_fields(layer, pack)) for layer in self.layers)
         output = embedding if self.output is self.embedding else pack(self.output)
+        if screened is not None:
+            output = screened(output)
+        if self.output is self.embedding:
+            embedding = output
         return DecoderWeights(embedding, layers, self.final_norm, output)
 
 

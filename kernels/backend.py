@@ -64,6 +64,11 @@ class Record(Protocol):
 Tensor = torch.Tensor
 
 
+def _no_bytes(outputs: int, inputs: int) -> int:
+    del outputs, inputs
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """Operations, each described in the file of its name, and what goes with them."""
@@ -79,6 +84,8 @@ class Backend:
     embedding: Callable[[Tensor, Matrix], Tensor] = torch_embedding
     score: Callable[[Tensor, Asked], Scores] = torch_score
     pack: Callable[[Matrix], Matrix] | None = None  # bring a matrix into the form that products read, once, in place
+    screened: Callable[[Matrix], Matrix] | None = None  # add to a packed matrix what `score` finds the best with
+    screen_bytes: Callable[[int, int], int] = _no_bytes  # memory of that for [outputs, inputs]
     record: Record | None = None  # make one call of a forward pass; None: operation by operation
     kv_layout: KvLayout = "by_position"  # of the cache that `rotate_and_store` writes and `paged_attention` reads
     row_multiple: Callable[[Matrix], int] = row_multiple  # what to pad rows to, so that neighbours change no bit
@@ -119,6 +126,8 @@ def cpu_backend(library: CpuLibrary, own_products: bool = True) -> Backend:
         embedding=library.embedding,
         score=library.score,
         pack=library.pack,
+        screened=library.screened,
+        screen_bytes=library.screen_bytes,
         record=library.record,
         row_multiple=_any_rows,
     )

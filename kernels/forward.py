@@ -101,6 +101,7 @@ class Computed:
     """What a step gave; valid until the next one begins."""
 
     hidden: torch.Tensor  # [num_rows, hidden]
+    is_finite: bool  # whether all of it is
     scores: Scores | None  # of the rows that were asked for, if any were
 
 
@@ -159,11 +160,12 @@ class Immediate:
 
 
 def immediately(backend: Backend, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor) -> Begin:
-    """A pass that is computed operation by operation, on the CPU when it is finished: nothing waits for its beginning."""
+    """A pass that is computed operation by operation; on the CPU at its end, for whoever begins it does not wait."""
 
     def compute(inputs: Inputs, asked: Asked | None) -> Computed:
         hidden = describe(Immediate(backend, inputs, cache, cos_sin))
-        return Computed(hidden, None if asked is None else backend.score(hidden, asked))
+        is_finite = bool(torch.isfinite(hidden.sum(dtype=torch.float32)))  # a sum that is has only finite terms
+        return Computed(hidden, is_finite, None if asked is None else backend.score(hidden, asked))
 
     def begin(inputs: Inputs, asked: Asked | None) -> Finish:
         if cache.device.type == "cpu":

@@ -25,6 +25,7 @@ class Matrix:
     outputs: int
     inputs: int
     in_panels: bool = False
+    screen: torch.Tensor | None = None  # uint8: a copy in 8 bits to find the largest output with, see cpu/screen.cpp
 
     @property
     def dtype(self) -> torch.dtype:
@@ -33,8 +34,9 @@ class Matrix:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the values, without what fills up the last panel."""
-        return self.outputs * self.inputs * self.values.element_size()
+        """Memory of the values, without what fills up the last panel, and of the screen."""
+        screen_bytes = 0 if self.screen is None else self.screen.nbytes
+        return self.outputs * self.inputs * self.values.element_size() + screen_bytes
 
     @property
     def plain(self) -> torch.Tensor:

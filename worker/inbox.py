@@ -172,6 +172,11 @@ class Inbox:
         """Whether it knows of entries that it has not fetched yet."""
         return self.is_comparing or bool(self._abandoned) or self.groups_missing
 
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether it knows of abandoned entries that it has not claimed yet."""
+        return bool(self._abandoned)
+
     # --- abandoned entries --------------------------------------------------------------------------------------------
 
     def collect_abandoned(self, batch: Batch, room: int) -> int:

@@ -181,7 +181,7 @@ class Loop:
             if not self._drain.is_on:
                 self._beginner.collect(batch)
             self._inbox.collect_own(batch)
-        room = self._room()
+        room = self._room() if first or self._inbox.has_abandoned else 0
         if room > 0:
             room -= self._inbox.collect_abandoned(batch, room)
         if first:

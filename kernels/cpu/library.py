@@ -16,14 +16,24 @@ from ..attention import Paging
 from ..embedding import Asked, Scores
 from ..forward import Begin, Describe
 from ..kv_layout import cached_head_dim
+from ..large_pages import zeros_in_large_pages
 from ..matrix import Matrix
 from ..sample import SampleParameters
-from .pointers import address, is_bf16, matrix_pointer, scores_call
+from .pointers import address as _at
+from .pointers import is_bf16, matrix_pointer, scores_call
 from .program import Calls, cache_type, record
 from .structs import Attention, Gate, MatrixPointer, Norm, Operation, Product, Rotation, ScoresCall, Step
 
+SCREENED_OUTPUTS = 2048  # and more: with fewer, all scores are computed as fast
+
 _AT, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _POINTER = ctypes.POINTER
+_RESULTS = {
+    "headrace_begin": _AT,
+    "headrace_screen_bytes": _INT64,
+    "headrace_screen": _INT,
+    "headrace_score_bounds": ctypes.c_float,
+}
 _SIGNATURES = {
     "headrace_norm": [_POINTER(Norm), _INT],
     "headrace_rotate_and_store": [_POINTER(Rotation), _INT],
@@ -32,6 +42,9 @@ _SIGNATURES = {
     "headrace_pack": [_POINTER(MatrixPointer), _INT],
     "headrace_product": [_POINTER(Product), _INT, _INT],
     "headrace_rows": [_POINTER(MatrixPointer), _AT, _INT64, _AT, _INT],
+    "headrace_screen_bytes": [_INT64] * 2,
+    "headrace_screen": [_POINTER(MatrixPointer), _AT, _INT],
+    "headrace_score_bounds": [_POINTER(ScoresCall), _AT, _AT],
     "headrace_scores": [_POINTER(ScoresCall), _INT],
     "headrace_begin": [_POINTER(Operation), _INT64, _POINTER(Step), _POINTER(ScoresCall), _INT],
     "headrace_finish": [_AT],
@@ -50,7 +63,7 @@ class CpuLibrary:
         self._library = ctypes.CDLL(str(path))
         for name, arguments in _SIGNATURES.items():
             function = getattr(self._library, name)
-            function.argtypes, function.restype = arguments, _AT if name == "headrace_begin" else None
+            function.argtypes, function.restype = arguments, _RESULTS.get(name)
 
     def record(
         self, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int, dtype: torch.dtype
@@ -63,6 +76,25 @@ class CpuLibrary:
         """Bring a matrix into panels, where it lies: the argument is of no use afterwards."""
         self._library.headrace_pack(matrix_pointer(matrix), torch.get_num_threads())
         return replace(matrix, in_panels=True)
+
+    def screen_bytes(self, outputs: int, inputs: int) -> int:
+        """Memory of the copy that `screened` makes of a matrix; 0 where it makes none."""
+        if outputs < SCREENED_OUTPUTS:
+            return 0
+        num_bytes: int = self._library.headrace_screen_bytes(outputs, inputs)
+        return num_bytes
+
+    def screened(self, matrix: Matrix) -> Matrix:
+        """A matrix in panels with a copy in 8 bits, if it can have one: `score` finds the best with that, faster.
+
+        The copy must be made anew when the matrix's values change.
+        """
+        num_bytes = self.screen_bytes(matrix.outputs, matrix.inputs)
+        if not matrix.in_panels or num_bytes == 0:
+            return matrix
+        screen = zeros_in_large_pages((num_bytes,), torch.uint8)
+        made = self._library.headrace_screen(matrix_pointer(matrix), screen.data_ptr(), torch.get_num_threads())
+        return replace(matrix, screen=screen) if made else matrix
 
     def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`linear.linear`."""
@@ -79,13 +111,17 @@ class CpuLibrary:
     def _product(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, out: torch.Tensor) -> Product:
         if not weight.in_panels or x.shape[1] != weight.inputs:
             raise TypeError(f"expected a matrix in panels with {x.shape[1]} inputs, got {weight.inputs}")
-        return Product(address(x, weight.dtype), matrix_pointer(weight), address(bias, x.dtype), out.data_ptr(), len(x))
+        return Product(_at(x, weight.dtype), matrix_pointer(weight), _at(bias, x.dtype), out.data_ptr(), len(x))
 
     def embedding(self, token_ids: torch.Tensor, table: Matrix) -> torch.Tensor:
         """`embedding.embedding`."""
         out = torch.empty((len(token_ids), table.inputs), dtype=table.dtype)
         self._library.headrace_rows(
-            matrix_pointer(table), address(token_ids, torch.int64), len(token_ids), out.data_ptr(), torch.get_num_threads()
+            matrix_pointer(table),
+            _at(token_ids, torch.int64),
+            len(token_ids),
+            out.data_ptr(),
+            torch.get_num_threads(),
         )
         return out
 
@@ -94,6 +130,17 @@ class CpuLibrary:
         call, made = scores_call(hidden, asked)
         self._library.headrace_scores(call, torch.get_num_threads())
         return made
+
+    def score_bounds(self, hidden: torch.Tensor, screened: Matrix) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What the screen says that the scores of `hidden` [hidden] are not below and not above, float64 [vocab].
+
+        For tests. None where it does not say.
+        """
+        asked = Asked(torch.zeros(1, dtype=torch.int64), screened, 1)  # must stay
+        call, _ = scores_call(hidden[None], asked)
+        least, most = torch.empty(2, screened.outputs)
+        unit = self._library.headrace_score_bounds(call, least.data_ptr(), most.data_ptr())
+        return (unit * least.double(), unit * most.double()) if unit else None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """`rms_norm.rms_norm`."""
@@ -119,7 +166,7 @@ class CpuLibrary:
         eps: float,
     ) -> None:
         call = Norm(
-            address(x, x.dtype), address(residual, x.dtype), address(weight, x.dtype), address(out, x.dtype), address(total, x.dtype),
+            _at(x, x.dtype), _at(residual, x.dtype), _at(weight, x.dtype), _at(out, x.dtype), _at(total, x.dtype),
             *x.shape, eps, is_bf16(x),
         )  # fmt: skip
         self._library.headrace_norm(call, torch.get_num_threads())
@@ -138,8 +185,8 @@ class CpuLibrary:
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         query = torch.empty((len(qkv), heads, head_dim), dtype=qkv.dtype)
         call = Rotation(
-            address(qkv, qkv.dtype), address(positions, torch.int64), address(slots, torch.int64), address(cos_sin, torch.float32),
-            address(k_cache, k_cache.dtype), address(v_cache, k_cache.dtype), query.data_ptr(),
+            _at(qkv, qkv.dtype), _at(positions, torch.int64), _at(slots, torch.int64), _at(cos_sin, torch.float32),
+            _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), query.data_ptr(),
             len(qkv), heads, kv_heads, head_dim, k_cache.shape[1], is_bf16(qkv), cache_type(k_cache),
         )  # fmt: skip
         self._library.headrace_rotate_and_store(call, torch.get_num_threads())
@@ -159,8 +206,8 @@ class CpuLibrary:
         out = torch.empty_like(query)
         rows, heads, head_dim = query.shape
         call = Attention(
-            address(query, query.dtype), address(k_cache, k_cache.dtype), address(v_cache, k_cache.dtype), out.data_ptr(),
-            address(paging.block_table, torch.int32), address(paging.query_start, torch.int32), address(paging.kv_len, torch.int32),
+            _at(query, query.dtype), _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), out.data_ptr(),
+            _at(paging.block_table, torch.int32), _at(paging.query_start, torch.int32), _at(paging.kv_len, torch.int32),
             rows, len(paging.kv_len), paging.block_table.shape[1], heads, k_cache.shape[2], head_dim, k_cache.shape[1],
             window, scale, soft_cap, is_bf16(query), cache_type(k_cache),
         )  # fmt: skip
@@ -171,7 +218,7 @@ class CpuLibrary:
         """`silu_mul.silu_mul`."""
         rows, width = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty((rows, width), dtype=gate_up.dtype)
-        call = Gate(address(gate_up, gate_up.dtype), out.data_ptr(), rows, width, is_bf16(gate_up))
+        call = Gate(_at(gate_up, gate_up.dtype), out.data_ptr(), rows, width, is_bf16(gate_up))
         self._library.headrace_silu_mul(call, torch.get_num_threads())
         return out
 
@@ -180,9 +227,9 @@ class CpuLibrary:
         token_ids = torch.empty(len(scores), dtype=torch.int64)
         p = parameters
         self._library.headrace_sample(
-            address(scores, torch.float32), address(p.temperature, torch.float32), address(p.top_k, torch.int32), address(p.top_p,
-            torch.float32), address(p.min_p, torch.float32), address(p.seed, torch.int64), address(p.choice, torch.int64),
-            address(p.position, torch.int64), token_ids.data_ptr(), len(scores), scores.shape[1], torch.get_num_threads(),
+            _at(scores, torch.float32), _at(p.temperature, torch.float32), _at(p.top_k, torch.int32), _at(p.top_p,
+            torch.float32), _at(p.min_p, torch.float32), _at(p.seed, torch.int64), _at(p.choice, torch.int64),
+            _at(p.position, torch.int64), token_ids.data_ptr(), len(scores), scores.shape[1], torch.get_num_threads(),
         )  # fmt: skip
         return token_ids
 
@@ -191,6 +238,6 @@ class CpuLibrary:
         words = torch.empty_like(token_ids)
         signed = ctypes.c_int64(seed & 0xFFFFFFFFFFFFFFFF).value
         self._library.headrace_token_words(
-            signed, choice, position, address(token_ids, torch.int64), len(token_ids), words.data_ptr()
+            signed, choice, position, _at(token_ids, torch.int64), len(token_ids), words.data_ptr()
         )
         return words

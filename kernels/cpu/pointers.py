@@ -46,6 +46,7 @@ def scores_call(hidden: torch.Tensor, asked: Asked) -> tuple[ScoresCall, Scores]
     )
     call = ScoresCall(
         address(hidden, output.dtype), address(rows, torch.int64), len(rows), num_best, matrix_pointer(output),
-        address(made.scores, torch.float32), made.best.data_ptr(), made.finite.data_ptr(),
+        address(output.screen, torch.uint8), address(made.scores, torch.float32), made.best.data_ptr(),
+        made.finite.data_ptr(),
     )  # fmt: skip
     return call, made

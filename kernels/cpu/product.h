@@ -1,7 +1,6 @@
 // Products of rows with the packed matrices of matrix.py.
 #pragma once
 #include <cstdint>
-#include <memory>
 
 #include "team.h"
 
@@ -31,24 +30,6 @@ void product(Member& member, const Product& p);
 // out [rows, outputs / 2] = silu(gate) · up, where gate is the first half of the outputs and up the second; half of the
 // outputs must be whole panels. The same bits as a product and silu_mul after it.
 void gated_product(Member& member, const Product& p);
-
-// Scores over a vocabulary, float32, for some rows of x.
-struct Scores {
-  const void* x;                // [any, inputs]
-  const int64_t* rows;          // [num_rows]: which of them
-  int64_t num_rows, num_best;   // the first num_best only ask for their best score
-  Matrix matrix;
-  float* scores;    // [num_rows - num_best, outputs]
-  int64_t* best;    // [num_best]: the output with the largest score, the lower one of equals
-  uint8_t* finite;  // [num_rows]: whether all scores are
-};
-
-// What the threads have seen of the scores so far; for one call.
-class Seen;
-struct DropSeen { void operator()(Seen* seen) const; };
-typedef std::unique_ptr<Seen[], DropSeen> SeenPointer;
-SeenPointer nothing_seen(const Scores& s, int threads);
-void score(Member& member, const Scores& s, Seen* seen);
 
 // out [count, inputs] = rows of the matrix
 void rows_of(Member& member, const Matrix& matrix, const int64_t* rows, int64_t count, void* out);

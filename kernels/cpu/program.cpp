@@ -1,6 +1,7 @@
 // Goes through the operations of a forward pass in one call. See program.py, which records them.
 #include "ops.h"
 #include "product.h"
+#include "score.h"
 
 namespace {
 
@@ -20,8 +21,27 @@ struct Step {
   const int64_t *token_ids, *positions, *slots;
   const int32_t *block_table, *query_start, *kv_len;
   const float* cos_sin;
-  int64_t rows, sequences, table_width;
+  const void* result;  // [rows, width]
+  int32_t* finite;     // 1 beforehand; whether all of the result is
+  int64_t rows, sequences, table_width, width;
+  int32_t bf16;
 };
+
+// Whether no exponent has all its bits set.
+template <typename T>
+bool all_finite(const T* values, int64_t count, T exponent) {
+  T bad = 0;
+  for (int64_t i = 0; i < count; i++) bad |= (values[i] & exponent) == exponent;
+  return !bad;
+}
+
+void check(Member& member, const Step& s) {
+  member.each(s.rows, 32, [&](int64_t row) {
+    const bool good = s.bf16 ? all_finite((const uint16_t*)s.result + row * s.width, s.width, uint16_t(0x7f80))
+                             : all_finite((const uint32_t*)s.result + row * s.width, s.width, uint32_t(0x7f800000));
+    if (!good) std::atomic_ref<int32_t>(*s.finite).store(0, std::memory_order_relaxed);
+  });
+}
 
 inline Matrix matrix(const Operation& o) { return {o.weight, o.outputs, o.inputs, o.bf16}; }
 inline bool is_product(const Operation& o) { return o.kind == PRODUCT || o.kind == GATED_PRODUCT; }
@@ -96,12 +116,12 @@ struct Flight {
   const Step step;
   const Scores scores;  // of the result, if any rows ask
   const Plans plans;
-  const SeenPointer seen;
+  const ScoringPointer scoring;
   TeamWork work;  // the last, for its threads begin at once
 
   Flight(const Operation* operations, int64_t count, const Step& step, const Scores* asked, int threads)
       : operations(operations), count(count), step(step), scores(asked ? *asked : Scores{}),
-        plans(operations, count, this->step, threads), seen(nothing_seen(scores, threads)),
+        plans(operations, count, this->step, threads), scoring(new_scoring(scores, threads)),
         work(threads, [this](Member& member) { go(member); }) {}
 
   void go(Member& member) const {
@@ -109,10 +129,11 @@ struct Flight {
     for (int64_t i = 0, next = 0; i < count; i++) {
       while (next < count && (next <= i || !is_product(operations[next]))) next++;
       if (next < count) will_multiply(member, matrix(operations[next]), step.rows);
-      else if (scores.num_rows) will_multiply(member, scores.matrix, scores.num_rows);
+      else if (scores.num_rows) will_score(member, scores, *scoring);
       worker.run(operations[i]);
     }
-    if (scores.num_rows) score(member, scores, seen.get());
+    check(member, step);
+    if (scores.num_rows) score(member, scores, *scoring);
   }
 };
 

@@ -8,12 +8,13 @@ is used again as soon as nothing reads it any more.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from ..embedding import Asked
+from ..embedding import Asked, Scores
 from ..forward import Begin, Computed, Describe, Inputs
 from ..kv_layout import cached_head_dim
 from ..matrix import PANEL, Matrix
@@ -158,10 +159,12 @@ class Program:
         self, calls: Calls, recorder: Recorder, result: Register, cos_sin: torch.Tensor, max_rows: int
     ) -> None:
         self._calls = calls
-        self._cos_sin = cos_sin
-        self._kept = [tensor for made in recorder.operations for tensor in made.kept]
+        self._cos_sin_at = cos_sin.data_ptr()
+        self._kept = [cos_sin, *(tensor for made in recorder.operations for tensor in made.kept)]
         buffers = _place(recorder, result, max_rows)
         self._result = buffers[result]
+        self._result_at, self._width = self._result.data_ptr(), result.width
+        self._is_bf16 = recorder.dtype == torch.bfloat16
         self._max_rows = max_rows
         self._kept += buffers.values()
         self._operations = (Operation * len(recorder.operations))()
@@ -175,31 +178,45 @@ class Program:
         if inputs.num_rows > self._max_rows:
             raise ValueError(f"a step of {inputs.num_rows} rows, and buffers for {self._max_rows}")
         paging = inputs.paging
+        finite = ctypes.c_int32(1)
         step = Step(
             inputs.token_ids.data_ptr(), inputs.positions.data_ptr(), inputs.slots.data_ptr(),
             paging.block_table.data_ptr(), paging.query_start.data_ptr(), paging.kv_len.data_ptr(),
-            self._cos_sin.data_ptr(), inputs.num_rows, len(paging.kv_len), paging.block_table.shape[1],
+            self._cos_sin_at, self._result_at, ctypes.addressof(finite),
+            inputs.num_rows, len(paging.kv_len), paging.block_table.shape[1], self._width, self._is_bf16,
         )  # fmt: skip
         call, scores = (None, None) if asked is None else scores_call(self._result, asked)
         number = self._calls.begin(self._operations, len(self._operations), step, call, torch.get_num_threads())
-        return Flight(self._calls.finish, number, Computed(self._result[: inputs.num_rows], scores), (self, inputs, asked))
+        return Flight(
+            self._calls.finish, number, self._result[: inputs.num_rows], scores, finite, (self, inputs, asked)
+        )
 
 
 class Flight:
     """A step that is being computed: call it to help with what is left, and to have its result."""
 
-    def __init__(self, finish: Callable[[int], None], number: int, result: Computed, kept: object) -> None:
+    def __init__(
+        self,
+        finish: Callable[[int], None],
+        number: int,
+        hidden: torch.Tensor,
+        scores: Scores | None,
+        finite: ctypes.c_int32,
+        kept: object,
+    ) -> None:
         self._finish = finish
         self._number = number
-        self._result = result
-        self._kept = kept  # what the threads read and write
+        self._hidden = hidden
+        self._scores = scores
+        self._finite = finite
+        self._kept = kept  # what the threads read and write, besides
 
     def __call__(self) -> Computed:
         """Wait for the end; at once if it is over."""
         number, self._number = self._number, 0
         if number:
             self._finish(number)
-        return self._result
+        return Computed(self._hidden, self._finite.value == 1, self._scores)
 
     def __del__(self) -> None:
         self()  # whoever gives up a step must not take the memory from under the threads

@@ -1,4 +1,4 @@
-"""The structures of ops.h, product.h and program.cpp, field by field."""
+"""The structures of ops.h, product.h, score.h and program.cpp, field by field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ScoresCall(ctypes.Structure):
 
     _fields_: ClassVar = [
         *_fields({"p": "x rows", "q": "num_rows num_best"}), ("matrix", MatrixPointer),
-        *_fields({"p": "scores best finite"}),
+        *_fields({"p": "screen scores best finite"}),
     ]  # fmt: skip
 
 
@@ -81,5 +81,6 @@ class Step(ctypes.Structure):
     """`Step`: what changes from one step of a program to the next."""
 
     _fields_: ClassVar = _fields({
-        "p": "token_ids positions slots block_table query_start kv_len cos_sin", "q": "rows sequences table_width",
+        "p": "token_ids positions slots block_table query_start kv_len cos_sin result finite",
+        "q": "rows sequences table_width width", "i": "bf16",
     })  # fmt: skip

@@ -53,7 +53,7 @@ class Driver:
         return self._look(output)
 
     def launch(self) -> None:
-        """Begin a step; `land` ends it. What is free now nobody may read, and nobody may have before the step is over."""
+        """Begin a step; `land` ends it. What is free now is nobody's, also while the step computes."""
         had_work = self.engine.has_work
         assert self.engine.launch() == had_work
         self.engine.check()
