@@ -24,9 +24,10 @@ from .pairs import Spread, alternate, percentile, spread
 from .processes import cpu_seconds, fresh, print_result
 from .rig import server, worker
 from .sections import Claim, Line, Plot, Section, Table
-from .settings import Say, Settings
+from .settings import Say, Settings, dtype_of
 from .workloads import warm_up
 
+MODEL = "tiny2"
 MAX_NUM_SEQS = 64
 NUM_IN, NUM_OUT = 64, 16
 WARM_UP_S = 1.0  # of arrivals at the same rate, which are not counted
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def direct(model: Path, due: Sequence[Arrival]) -> FirstTokenRun:
     """One thread that adds what is due between steps."""
-    engine = open_engine(model, EngineConfig(max_num_seqs=MAX_NUM_SEQS, num_kv_blocks=4096))
+    engine = open_engine(model, EngineConfig(max_num_seqs=MAX_NUM_SEQS, num_kv_blocks=4096, dtype=dtype_of(MODEL)))
     run_offline(engine, warm_up(), "warm-up")
     first_ms, late_ms = [0.0] * len(due), [0.0] * len(due)
     begun_s, added = time.perf_counter(), 0
@@ -84,7 +85,7 @@ def direct(model: Path, due: Sequence[Arrival]) -> FirstTokenRun:
 def through_queue(way: str, model: Path, due: Sequence[Arrival]) -> FirstTokenRun:
     """A client beside a server and a worker."""
     allow_files(len(due) + SPARE_FILES)
-    flags = {"--max-num-seqs": MAX_NUM_SEQS, "--num-kv-blocks": 4096}
+    flags = {"--max-num-seqs": MAX_NUM_SEQS, "--num-kv-blocks": 4096, "--dtype": dtype_of(MODEL)}
     with server() as valkey, worker(valkey.url, model, flags) as running:
         before = cpu_seconds(running.pid), cpu_seconds(valkey.pid)
         if way == "bare":
@@ -115,7 +116,7 @@ def section(settings: Settings, say: Say) -> Section:
 
     def run(way: str) -> FirstTokenRun:
         say(way)
-        model = settings.model("tiny2")
+        model = settings.model(MODEL)
         return fresh(FirstTokenRun, "benchmarks.first_token", way, "--model", model, "--seconds", seconds)
 
     bare = alternate(lambda: run("bare"), lambda: run("direct"), settings.pairs)
@@ -134,9 +135,9 @@ def section(settings: Settings, say: Say) -> Section:
     return Section(
         name="first_token",
         title="First token through the queue",
-        how=f"tiny2, 100 requests a second (Poisson) for {seconds:g} s, {NUM_IN} tokens in and {NUM_OUT} out, the same "
-        "arrivals through the queue and put into `Engine.add`. The bare client adds jobs without waiting and holds a "
-        "connection for each reader; AsyncClient is the library, all in one event loop.",
+        how=f"{MODEL} in {dtype_of(MODEL)}, 100 requests a second (Poisson) for {seconds:g} s, {NUM_IN} tokens in and "
+        f"{NUM_OUT} out, the same arrivals through the queue and put into `Engine.add`. The bare client adds jobs "
+        "without waiting and holds a connection for each reader; AsyncClient is the library, all in one event loop.",
         claims=(Claim("first token above that of `Engine.add`, p99, bare client", p99.median, MOST_MS, "ms"),),
         tables=(Table("Milliseconds to the first token", ("", "p50", "p99"), rows),),
         plots=(_plot({"queue, bare": bare[0][0], "queue, AsyncClient": library[0][0], "Engine.add": bare[0][1]}),),

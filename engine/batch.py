@@ -48,7 +48,6 @@ class BatchBuilder:
     ) -> None:
         self.block_size = block_size
         self.multiple = multiple
-        self.device = device
         rows = padded_rows(max_tokens, multiple)
         self._token_ids, self._positions, self._slots = (np.zeros(rows, np.int64) for _ in range(3))
         self._table = np.zeros((max_seqs, max_blocks), np.int32)
@@ -56,7 +55,7 @@ class BatchBuilder:
         self._num_held = [0] * max_seqs  # how many of them
         self._start, self._kv_len = np.zeros(max_seqs + 1, np.int32), np.zeros(max_seqs, np.int32)
         buffers = (self._token_ids, self._positions, self._slots, self._table, self._start, self._kv_len)
-        self._views = _Views(*(torch.as_tensor(buffer) for buffer in buffers))
+        self._views = _Views(device, buffers)
 
     def build(self, plan: Plan) -> Batch:
         """Fill the buffers from the plan's sequences, which are only read.
@@ -125,29 +124,43 @@ class BatchBuilder:
             self._num_held[number] = num_blocks
 
     def _batch(self, count: int, total: int, rows: int) -> Batch:
-        device, views = self.device, self._views
+        token_ids, positions, slots = self._views.of_rows(rows)
         return Batch(
             num_tokens=total,
             num_rows=rows,
-            token_ids=views.token_ids[:rows].to(device),  # no copy on the CPU
-            positions=views.positions[:rows].to(device),
-            slots=views.slots[:rows].to(device),
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
             last_rows=self._start[1 : count + 1].astype(np.int64) - 1,
-            paging=Paging(
-                block_table=views.table[:count].to(device),
-                query_start=views.start[: count + 1].to(device),
-                kv_len=views.kv_len[:count].to(device),
-            ),
+            paging=self._views.of_sequences(count),
         )
 
 
-@dataclass(frozen=True, slots=True)
 class _Views:
-    """The builder's buffers as tensors that share their memory."""
+    """The builder's buffers on the device. On the CPU that is where they are, and each part is made a tensor once."""
 
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    table: torch.Tensor
-    start: torch.Tensor
-    kv_len: torch.Tensor
+    def __init__(self, device: torch.device, buffers: tuple[np.ndarray[Any, np.dtype[Any]], ...]) -> None:
+        self._device = device
+        token_ids, positions, slots, self._table, self._start, self._kv_len = map(torch.as_tensor, buffers)
+        self._each_row = (token_ids, positions, slots)
+        self._rows: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._sequences: dict[int, Paging] = {}
+
+    def of_rows(self, count: int) -> tuple[torch.Tensor, ...]:
+        """The first `count` token ids, positions and slots."""
+        found = self._rows.get(count)
+        if found is None:
+            found = tuple(each[:count].to(self._device) for each in self._each_row)
+            if self._device.type == "cpu":
+                self._rows[count] = found
+        return found
+
+    def of_sequences(self, count: int) -> Paging:
+        """What is known of the first `count` sequences."""
+        found = self._sequences.get(count)
+        if found is None:
+            parts = (self._table[:count], self._start[: count + 1], self._kv_len[:count])
+            found = Paging(*(part.to(self._device) for part in parts))
+            if self._device.type == "cpu":
+                self._sequences[count] = found
+        return found

@@ -99,14 +99,13 @@ class TorchRunner:
         """Begin a step; see `types.Launcher`. Raises as `run` does."""
         if not plan.rows:
             return list
-        with torch.inference_mode():
-            if plan.copies:
-                copy_blocks(self._cache, plan.copies)
-            batch = self._builder.build(plan)
-            sampling = self._sampling(plan)
-            rows = batch.last_rows[sampling.greedy + sampling.others]
-            asked = self._asked(rows, len(sampling.greedy)) if len(rows) else None
-            return partial(self._land, plan, batch, sampling, self._forward(batch, asked))
+        if plan.copies:
+            copy_blocks(self._cache, plan.copies)
+        batch = self._builder.build(plan)
+        sampling = self._sampling(plan)
+        rows = batch.last_rows[sampling.greedy + sampling.others]
+        asked = self._asked(rows, len(sampling.greedy)) if len(rows) else None
+        return partial(self._land, plan, batch, sampling, self._forward(batch, asked))
 
     def _land(self, plan: Plan, batch: Batch, sampling: _Sampling, finish: ForwardFinish) -> list[RowResult]:
         with torch.inference_mode():
@@ -138,8 +137,10 @@ class TorchRunner:
 
     def _asked(self, rows: np.ndarray[Any, np.dtype[np.int64]], num_best: int = 0) -> Asked:
         """Ask for the scores of rows of hidden states, of the first `num_best` for their best only; padded."""
-        padded = np.zeros(padded_rows(len(rows), self._multiple), np.int64)
-        padded[: len(rows)] = rows
+        padded = rows
+        if self._multiple > 1:
+            padded = np.zeros(padded_rows(len(rows), self._multiple), np.int64)
+            padded[: len(rows)] = rows
         device = self.weights.embedding.values.device
         if len(padded) - num_best > len(self._scores):
             self._scores = torch.empty((len(padded) - num_best, self.vocab_size), device=device)

@@ -162,6 +162,7 @@ class Immediate:
 def immediately(backend: Backend, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor) -> Begin:
     """A pass that is computed operation by operation; on the CPU at its end, for whoever begins it does not wait."""
 
+    @torch.inference_mode()
     def compute(inputs: Inputs, asked: Asked | None) -> Computed:
         hidden = describe(Immediate(backend, inputs, cache, cos_sin))
         is_finite = bool(torch.isfinite(hidden.sum(dtype=torch.float32)))  # a sum that is has only finite terms

@@ -50,7 +50,7 @@ def _serve(settings: WorkerFlags, url: str) -> ExitCode:
     place = model_place(settings.model)
     _look_at_server(url)  # before the model is loaded: that takes its time
     from . import service
-    from .collector import settle_collector
+    from .interpreter import settle_interpreter
     from .log import make_log
 
     log = make_log()
@@ -59,7 +59,7 @@ def _serve(settings: WorkerFlags, url: str) -> ExitCode:
     if settings.check:
         sys.stdout.write(f"ready to serve {model.name} from queue {settings.queue} at {redact(url)}\n")
         return ExitCode.OK
-    settle_collector()
+    settle_interpreter()
     code = service.run(engine, tokenizer, model, worker_settings, log=log)
     return ExitCode.OK if code == service.EXIT_OK else ExitCode.INTERNAL
 

@@ -19,8 +19,8 @@ from ..kv_layout import cached_head_dim
 from ..large_pages import zeros_in_large_pages
 from ..matrix import Matrix
 from ..sample import SampleParameters
+from .pointers import Scoring, is_bf16, matrix_pointer
 from .pointers import address as _at
-from .pointers import is_bf16, matrix_pointer, scores_call
 from .program import Calls, cache_type, record
 from .structs import Attention, Gate, MatrixPointer, Norm, Operation, Product, Rotation, ScoresCall, Step
 
@@ -127,7 +127,7 @@ class CpuLibrary:
 
     def score(self, hidden: torch.Tensor, asked: Asked) -> Scores:
         """`embedding.score`."""
-        call, made = scores_call(hidden, asked)
+        call, made = Scoring(hidden, asked.output, len(asked.rows)).call(asked)
         self._library.headrace_scores(call, torch.get_num_threads())
         return made
 
@@ -137,7 +137,7 @@ class CpuLibrary:
         For tests. None where it does not say.
         """
         asked = Asked(torch.zeros(1, dtype=torch.int64), screened, 1)  # must stay
-        call, _ = scores_call(hidden[None], asked)
+        call, _ = Scoring(hidden[None], asked.output, 1).call(asked)
         least, most = torch.empty(2, screened.outputs)
         unit = self._library.headrace_score_bounds(call, least.data_ptr(), most.data_ptr())
         return (unit * least.double(), unit * most.double()) if unit else None

@@ -35,18 +35,31 @@ def matrix_pointer(matrix: Matrix) -> MatrixPointer:
     return MatrixPointer(address(matrix.values, matrix.dtype), matrix.outputs, matrix.inputs, is_bf16(matrix.values))
 
 
-def scores_call(hidden: torch.Tensor, asked: Asked) -> tuple[ScoresCall, Scores]:
-    """`Scores` of hidden states [any, inputs], and the tensors that it writes."""
-    rows, num_best, output = asked.rows, asked.num_best, asked.output
-    shape = (len(rows) - num_best, output.outputs)
-    made = Scores(
-        best=torch.empty(num_best, dtype=torch.int64),
-        scores=torch.empty(shape, dtype=torch.float32) if asked.buffer is None else asked.buffer[: shape[0]],
-        finite=torch.empty(len(rows), dtype=torch.bool),
-    )
-    call = ScoresCall(
-        address(hidden, output.dtype), address(rows, torch.int64), len(rows), num_best, matrix_pointer(output),
-        address(output.screen, torch.uint8), address(made.scores, torch.float32), made.best.data_ptr(),
-        made.finite.data_ptr(),
-    )  # fmt: skip
-    return call, made
+class Scoring:
+    """Scores of hidden states [any, inputs] by `output`, for at most `max_rows` of them at a time.
+
+    What a call writes is valid until the next one.
+    """
+
+    def __init__(self, hidden: torch.Tensor, output: Matrix, max_rows: int) -> None:
+        self.output = output
+        self._hidden = hidden
+        self._hidden_at = address(hidden, output.dtype)
+        self._matrix = matrix_pointer(output)
+        self._screen_at = address(output.screen, torch.uint8)
+        self._best = torch.empty(max_rows, dtype=torch.int64)
+        self._finite = torch.empty(max_rows, dtype=torch.bool)
+
+    def call(self, asked: Asked) -> tuple[ScoresCall, Scores]:
+        """`Scores`, and the tensors that it writes. Raises ValueError for more rows than there is room for."""
+        num_rows, num_best, buffer = len(asked.rows), asked.num_best, asked.buffer
+        if num_rows > len(self._best):
+            raise ValueError(f"{num_rows} rows ask for scores, and there is room for {len(self._best)}")
+        if buffer is None:
+            buffer = torch.empty((num_rows - num_best, self.output.outputs), dtype=torch.float32)
+        made = Scores(self._best[:num_best], buffer[: num_rows - num_best], self._finite[:num_rows])
+        call = ScoresCall(
+            self._hidden_at, address(asked.rows, torch.int64), num_rows, num_best, self._matrix, self._screen_at,
+            address(buffer, torch.float32), self._best.data_ptr(), self._finite.data_ptr(),
+        )  # fmt: skip
+        return call, made

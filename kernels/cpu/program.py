@@ -18,8 +18,8 @@ from ..embedding import Asked, Scores
 from ..forward import Begin, Computed, Describe, Inputs
 from ..kv_layout import cached_head_dim
 from ..matrix import PANEL, Matrix
-from .pointers import scores_call
-from .structs import Operation, Step
+from .pointers import Scoring
+from .structs import Operation, ScoresCall, Step
 
 ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND = range(7)  # program.cpp has the same
 
@@ -166,6 +166,7 @@ class Program:
         self._result_at, self._width = self._result.data_ptr(), result.width
         self._is_bf16 = recorder.dtype == torch.bfloat16
         self._max_rows = max_rows
+        self._scoring: Scoring | None = None
         self._kept += buffers.values()
         self._operations = (Operation * len(recorder.operations))()
         for operation, made in zip(self._operations, recorder.operations, strict=True):
@@ -185,11 +186,16 @@ class Program:
             self._cos_sin_at, self._result_at, ctypes.addressof(finite),
             inputs.num_rows, len(paging.kv_len), paging.block_table.shape[1], self._width, self._is_bf16,
         )  # fmt: skip
-        call, scores = (None, None) if asked is None else scores_call(self._result, asked)
+        call, scores = (None, None) if asked is None else self._scores(asked)
         number = self._calls.begin(self._operations, len(self._operations), step, call, torch.get_num_threads())
         return Flight(
             self._calls.finish, number, self._result[: inputs.num_rows], scores, finite, (self, inputs, asked)
         )
+
+    def _scores(self, asked: Asked) -> tuple[ScoresCall, Scores]:
+        if self._scoring is None or self._scoring.output is not asked.output:
+            self._scoring = Scoring(self._result, asked.output, self._max_rows)
+        return self._scoring.call(asked)
 
 
 class Flight:

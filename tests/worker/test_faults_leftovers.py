@@ -100,7 +100,7 @@ def test_a_job_of_high_priority_that_came_last_is_done_first(rig: Rig) -> None:
     from tests.support.scripted import ScriptedRunner
 
     seen: dict[str, int] = {}
-    worker = rig.worker(runner=ScriptedRunner(num_blocks=24, max_model_len=400, step_time_s=0.01), max_num_seqs=2)
+    worker = rig.worker(runner=ScriptedRunner(num_blocks=24, max_model_len=400, step_time_s=0.02), max_num_seqs=2)
     engine: Any = worker.engine
     add = engine.add
 

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 PROGRAM = """
-import gc, weakref
-from headrace.worker.collector import settle_collector
+import gc, sys, weakref
+from headrace.worker.interpreter import settle_interpreter
 
 class Ring:
     pass
@@ -18,8 +18,9 @@ def ring():
     return weakref.ref(made)
 
 before = ring()
-settle_collector()
+settle_interpreter()
 assert before() is None, "what was rubbish by then is not kept for good"
+assert sys.getswitchinterval() < 0.001, "the loop is not kept waiting"
 assert gc.get_freeze_count() > 1000, gc.get_freeze_count()
 runs = sum(each["collections"] for each in gc.get_stats())
 for _ in range(300):
