@@ -129,6 +129,8 @@ def section(settings: Settings, say: Say) -> Section:
         ("queue, AsyncClient", *_both([a.first_token_ms for a, _ in library])),
         ("bare client above Engine.add, request by request", *_both(above["bare"])),
         ("AsyncClient above Engine.add, request by request", *_both(above["library"])),
+        ("bare client's percentile above that of Engine.add", *_apart(bare)),
+        ("AsyncClient's percentile above that of Engine.add", *_apart(library)),
     )
     p99 = spread([percentile(each, 0.99) for each in above["bare"]])
     late = spread([a.late_p99_ms for a, _ in bare + library])
@@ -156,6 +158,13 @@ def _above(pairs: Sequence[tuple[FirstTokenRun, FirstTokenRun]]) -> list[list[fl
 def _both(runs: Sequence[Sequence[float]]) -> tuple[str, str]:
     def of(share: float) -> Spread:
         return spread([percentile(each, share) for each in runs])
+
+    return of(0.5).text(2), of(0.99).text(2)
+
+
+def _apart(pairs: Sequence[tuple[FirstTokenRun, FirstTokenRun]]) -> tuple[str, str]:
+    def of(share: float) -> Spread:
+        return spread([percentile(a.first_token_ms, share) - percentile(b.first_token_ms, share) for a, b in pairs])
 
     return of(0.5).text(2), of(0.99).text(2)
 

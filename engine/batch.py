@@ -137,30 +137,27 @@ class BatchBuilder:
 
 
 class _Views:
-    """The builder's buffers on the device. On the CPU that is where they are, and each part is made a tensor once."""
+    """The builder's buffers on the device. On the CPU that is where they are; the newest parts are kept as tensors."""
 
     def __init__(self, device: torch.device, buffers: tuple[np.ndarray[Any, np.dtype[Any]], ...]) -> None:
         self._device = device
         token_ids, positions, slots, self._table, self._start, self._kv_len = map(torch.as_tensor, buffers)
         self._each_row = (token_ids, positions, slots)
-        self._rows: dict[int, tuple[torch.Tensor, ...]] = {}
-        self._sequences: dict[int, Paging] = {}
+        self._keeps = device.type == "cpu"
+        self._rows: tuple[int, tuple[torch.Tensor, ...]] = (-1, ())
+        self._sequences = (-1, Paging(self._table, self._start, self._kv_len))
 
     def of_rows(self, count: int) -> tuple[torch.Tensor, ...]:
         """The first `count` token ids, positions and slots."""
-        found = self._rows.get(count)
-        if found is None:
+        if self._rows[0] != count:
             found = tuple(each[:count].to(self._device) for each in self._each_row)
-            if self._device.type == "cpu":
-                self._rows[count] = found
-        return found
+            self._rows = (count if self._keeps else -1, found)
+        return self._rows[1]
 
     def of_sequences(self, count: int) -> Paging:
         """What is known of the first `count` sequences."""
-        found = self._sequences.get(count)
-        if found is None:
+        if self._sequences[0] != count:
             parts = (self._table[:count], self._start[: count + 1], self._kv_len[:count])
             found = Paging(*(part.to(self._device) for part in parts))
-            if self._device.type == "cpu":
-                self._sequences[count] = found
-        return found
+            self._sequences = (count if self._keeps else -1, found)
+        return self._sequences[1]

@@ -69,7 +69,7 @@ class Beginner:
     def collect(self, batch: Batch) -> None:
         """Add to a pipeline what entries on their way need to know."""
         memory, keys = self._context.memory, self._context.keys
-        to_read = memory.at(Stage.READ)
+        to_read = [held for held in memory.at(Stage.READ) if not self._outbox.is_repairing(held.request_id)]
         if to_read:
             batch.add((b"TIME",), partial(self._time, time.monotonic()))
         for held in to_read:

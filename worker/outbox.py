@@ -101,7 +101,7 @@ class Outbox:
     def collect(self, batch: Batch, *, first: bool = True) -> None:
         """Add what is due to an empty pipeline.
 
-        Where it is not the first of a turn, only what begins or ends can have become due since.
+        Where it is not the first of a turn, only what begins, ends or is repaired can have become due since.
         """
         now_s = time.monotonic()
         if now_s < self._not_before_s:
@@ -115,9 +115,8 @@ class Outbox:
                     held.stage is Stage.START and leases.may_begin(held.lease, now_s)
                 )
                 appends.collect(channel, may_write)
-        if first:
-            self._collect_repairs(appends, now_s)
-            self._verified = True
+        self._collect_repairs(appends, now_s)
+        self._verified = self._verified or first
         self._trouble = self._trouble or appends.asks
         batch.add_run(appends.commands, partial(self._appended, appends.sent))
         self._verified = self._verified and appends.verified
@@ -129,13 +128,16 @@ class Outbox:
     def _collect_repairs(self, appends: _Appends, now_s: float) -> None:
         while self._kept and self._kept[0][0] <= now_s:
             self._kept.popleft()
-        self._repaired = [
-            (until_s, channel)
-            for until_s, channel in self._repaired
-            if until_s > now_s and (channel.writer.probing or not channel.writer.complete)
-        ]
+        self._repaired = [each for each in self._repaired if each[0] > now_s and each[1].writer.to_repair]
         for _, channel in self._repaired:
             appends.collect(channel, True)
+
+    def is_repairing(self, request_id: str | None) -> bool:
+        """Whether an answer that has ended is being written again, since the server may have lost its end.
+
+        Its job may have come back with that. Whoever began it now would overtake the repair with another answer.
+        """
+        return any(channel.request_id == request_id and channel.writer.to_repair for _, channel in self._repaired)
 
     def _appended(self, sent: list[tuple[Channel, Append]], outcomes: list[Any]) -> None:
         now_s = time.monotonic()

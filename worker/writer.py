@@ -97,6 +97,11 @@ class Writer:
         return self._probing and self.state is WriterState.OPEN
 
     @property
+    def to_repair(self) -> bool:
+        """Whether the server may lack the end of this chain, and may be given it again."""
+        return self.state is WriterState.OPEN and (self._probing or not self.complete)
+
+    @property
     def in_doubt(self) -> bool:
         """Whether what the server has of this chain is not known for sure: `probing`, or `must_verify`."""
         return self._probing or self._claim is not None

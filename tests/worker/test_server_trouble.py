@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.clients import Client
 from headrace.clients.events import Finished, Started
 from tests.support.rig import MODEL, Rig, abandon
 from tests.support.server import Server
@@ -141,6 +142,35 @@ def test_the_server_restarted_empty(own_server: Callable[..., Server], rig_on: C
     rig.client = server.client()
     rig.wait_done("my-1")
     assert rig.raw("my-1")[: len(before)] == before
+
+
+@pytest.mark.parametrize("read_back", [False, True], ids=["added bare", "submitted"])
+def test_the_server_comes_back_with_jobs_whose_answers_are_kept(
+    own_server: Callable[..., Server], rig_on: Callable[..., Rig], read_back: bool
+) -> None:
+    """Its file is older than the answers: they are written again, and not begun anew with another seed."""
+    server = own_server("--save", "3600 1000000")
+    rig = rig_on(server)
+    names = [f"my-{number}" for number in range(20)]
+    options = {"max_tokens": 20, "ignore_eos": True, "temperature": 1.0}
+    with Client(server.url, prefix=rig.prefix) as client:
+        for name in names:
+            if read_back:
+                client.submit("Hello", id=name, **options)
+                rig.submitted.append(name)
+            else:
+                rig.add(name, {"prompt": "Hello", **options})
+    rig.client.save()
+    rig.worker(lease_s=20.0)
+    rig.wait_done(*names)
+    before = {name: rig.raw(name) for name in names}
+    for _ in range(2):
+        server.kill()
+        server.restart()
+        rig.client = server.client()
+        rig.wait_done(*names)
+        rig.wait_empty()
+        assert {name: rig.raw(name) for name in names} == before
 
 
 def test_the_end_of_a_stream_lost_after_the_request_ended(
