@@ -115,7 +115,7 @@ def test_a_job_of_high_priority_that_came_last_is_done_first(rig: Rig) -> None:
         rig.wait_tokens("low-1", 1)
         client.submit("Hello", id="normal", max_tokens=5, ignore_eos=True)
         client.submit("Hello", id="high", priority="high", max_tokens=5, ignore_eos=True)
-    # of two that are begun in the same millisecond, as they are where two places come free at once, sorting keeps the order
+    # Where two places come free at once, two are begun in the same millisecond: sorting keeps this order of them.
     names = ["high", "normal", *(f"low-{number}" for number in range(5))]
     rig.submitted += names
     rig.wait_done(*names)
