@@ -114,7 +114,7 @@ class TorchRunner:
             if computed.scores is not None:
                 self._sample(plan, sampling, computed.scores, results)
             for number, row in enumerate(plan.rows):
-                if row.sequence.prompt_logprobs is not None and row.sequence.needs_prompt_logprobs:
+                if row.sequence.needs_prompt_logprobs:
                     begin = int(batch.paging.query_start[number])
                     logprobs = self._prompt_logprobs(row, computed.hidden, begin)
                     results[number] = results[number]._replace(prompt_logprobs=logprobs)

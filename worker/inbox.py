@@ -170,7 +170,7 @@ class Inbox:
     @property
     def is_busy(self) -> bool:
         """Whether it knows of entries that it has not fetched yet."""
-        return self.is_comparing or bool(self._abandoned) or self.groups_missing
+        return self.is_comparing or self.has_abandoned or self.groups_missing
 
     @property
     def has_abandoned(self) -> bool:

@@ -23,8 +23,8 @@ from .writer import Append, WriterState
 # Idle time of an entry handed back: above any lease, so that whoever looks for idle entries takes it at once.
 HANDED_BACK_IDLE_MS = 365 * 86_400_000
 _FIRST_PAUSE_S = 0.01
-_OPEN = WriterState.OPEN  # a global is found faster than a member of an enumeration
 _LONGEST_PAUSE_S = 0.5
+_OPEN = WriterState.OPEN  # a global is found faster than a member of an enumeration
 
 
 class Outbox:
@@ -116,10 +116,9 @@ class Outbox:
                 )
                 appends.collect(channel, may_write)
         self._collect_repairs(appends, now_s)
-        self._verified = self._verified or first
         self._trouble = self._trouble or appends.asks
         batch.add_run(appends.commands, partial(self._appended, appends.sent))
-        self._verified = self._verified and appends.verified
+        self._verified = (self._verified or first) and appends.verified
         if self._verified:
             self._collect_last(batch)
         if first and not len(batch):
