@@ -166,7 +166,7 @@ class Stream:
         try:
             while (event := self._following.take()) is None and not self._following.done:
                 self._following.add(self._link.run(self._following.fetch(self._link.max_block_ms)))
-        except BaseException:
+        except BaseException:  # an interrupt or a cancellation too: the connection must not stay open
             self.close()
             raise
         if event is None:

@@ -190,7 +190,7 @@ class Engine:
     def _cancelling(self, plan: Plan) -> Generator[None]:
         try:
             yield
-        except BaseException:
+        except BaseException:  # an interrupt too: what was planned must be free to be planned again
             self._scheduler.cancel(plan.step)
             raise
 
