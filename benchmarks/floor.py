@@ -135,6 +135,7 @@ def _own_product(outputs: int, inputs: int, dtype: torch.dtype) -> Product:
     backend = _backend()
     matrix = _matrix(outputs, inputs, dtype)
     packed = backend.pack(matrix) if backend.pack is not None else matrix
+    packed = backend.compressed(packed) if backend.compressed is not None else packed
     return Product(inputs, lambda x: backend.linear(x, packed, None))
 
 

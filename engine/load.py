@@ -90,7 +90,7 @@ def load_runner(
     )
     weights = load_weights(model_dir, model, dtype, torch.device("cpu"), progress)
     if backend.pack is not None:
-        weights = weights.packed(backend.pack, backend.screened)
+        weights = weights.packed(backend.pack, backend.compressed, backend.screened)
     return TorchRunner(model, weights, backend, limits)
 
 

@@ -19,6 +19,7 @@ from .config import ModelConfig, read_json
 from .errors import UnsupportedModelError, WeightsError
 
 Progress = Callable[[int, int], None]  # (files loaded, files in all)
+Form = Callable[[Matrix], Matrix]  # gives a matrix in another form
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 NAMES_SHOWN = 6  # of the tensors that an error lists
 
@@ -57,15 +58,17 @@ class DecoderWeights:
         vectors = [part for part in (self.final_norm, *parts) if isinstance(part, torch.Tensor)]
         return sum(matrix.num_bytes for matrix in matrices) + sum(vector.nbytes for vector in vectors)
 
-    def packed(
-        self, pack: Callable[[Matrix], Matrix], screened: Callable[[Matrix], Matrix] | None = None
-    ) -> DecoderWeights:
+    def packed(self, pack: Form, compressed: Form | None = None, screened: Form | None = None) -> DecoderWeights:
         """The same weights with every matrix as `pack` gives it, which may take the place of its argument.
 
-        The output matrix is as `screened` gives it after that.
+        After that, those of the layers are as `compressed` gives them, and the output matrix as `screened` does.
         """
+
+        def for_products(matrix: Matrix) -> Matrix:
+            return pack(matrix) if compressed is None else compressed(pack(matrix))
+
         embedding = pack(self.embedding)
-        layers = tuple(replace(layer, **_packed_fields(layer, pack)) for layer in self.layers)
+        layers = tuple(replace(layer, **_packed_fields(layer, for_products)) for layer in self.layers)
         output = embedding if self.output is self.embedding else pack(self.output)
         if screened is not None:
             output = screened(output)
@@ -78,7 +81,7 @@ def _fields(layer: LayerWeights) -> tuple[Matrix | torch.Tensor | None, ...]:
     return tuple(getattr(layer, name) for name in LayerWeights.__slots__)
 
 
-def _packed_fields(layer: LayerWeights, pack: Callable[[Matrix], Matrix]) -> dict[str, Any]:
+def _packed_fields(layer: LayerWeights, pack: Form) -> dict[str, Any]:
     pairs = zip(LayerWeights.__slots__, _fields(layer), strict=True)
     return {name: pack(part) for name, part in pairs if isinstance(part, Matrix)}
 

@@ -84,6 +84,7 @@ class Backend:
     embedding: Callable[[Tensor, Matrix], Tensor] = torch_embedding
     score: Callable[[Tensor, Asked], Scores] = torch_score
     pack: Callable[[Matrix], Matrix] | None = None  # bring a matrix into the form that products read, once, in place
+    compressed: Callable[[Matrix], Matrix] | None = None  # a packed matrix that is for `linear` alone, in less memory
     screened: Callable[[Matrix], Matrix] | None = None  # add to a packed matrix what `score` finds the best with
     screen_bytes: Callable[[int, int], int] = _no_bytes  # memory of that for [outputs, inputs]
     record: Record | None = None  # make one call of a forward pass; None: operation by operation
@@ -126,6 +127,7 @@ def cpu_backend(library: CpuLibrary, own_products: bool = True) -> Backend:
         embedding=library.embedding,
         score=library.score,
         pack=library.pack,
+        compressed=library.compressed,
         screened=library.screened,
         screen_bytes=library.screen_bytes,
         record=library.record,

@@ -1,9 +1,11 @@
 """Weight matrices: as a checkpoint has them, or in the panels that the compiled products read.
 
-    plain     [outputs, inputs], one output after the other
-    panels    PANEL outputs together: for each input (each pair of inputs in bfloat16) the values of all of them
+    plain       [outputs, inputs], one output after the other
+    panels      PANEL outputs together: for each input (each pair of inputs in bfloat16) the values of all of them
+    compressed  panels of bfloat16 in three quarters of their room, with every bit of theirs; see cpu/compressed.h
 
-A panel takes the place of its outputs' rows, so a matrix is brought into panels where it lies, without a second copy.
+A panel takes the place of its outputs' rows, so a matrix is brought into panels where it lies, without a second copy,
+and compressed there as well.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ class Matrix:
     outputs: int
     inputs: int
     in_panels: bool = False
+    compressed: bool = False  # panels, and `values` are the bytes of their form
     screen: torch.Tensor | None = None  # uint8: a copy in 8 bits to find the largest output with, see cpu/screen.cpp
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the values."""
-        return self.values.dtype
+        return torch.bfloat16 if self.compressed else self.values.dtype
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the values, without what fills up the last panel, and of the screen."""
+        """Memory of the values, without what fills up the last panel unless it is compressed, and of the screen."""
+        if self.compressed:
+            return self.values.nbytes
         screen_bytes = 0 if self.screen is None else self.screen.nbytes
         return self.outputs * self.inputs * self.values.element_size() + screen_bytes
 

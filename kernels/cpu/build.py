@@ -19,12 +19,12 @@ from pathlib import Path
 from ..errors import BuildError
 
 UNITS = (
-    "product.cpp", "score.cpp", "screen.cpp", "screen_parts.cpp", "paged_attention.cpp", "attention_plan.cpp",
-    "elementwise.cpp", "sample.cpp", "program.cpp", "team.cpp",
+    "product.cpp", "compress.cpp", "score.cpp", "screen.cpp", "screen_parts.cpp", "paged_attention.cpp",
+    "attention_plan.cpp", "elementwise.cpp", "sample.cpp", "program.cpp", "team.cpp",
 )  # fmt: skip
 SHARED = (  # included by the units
-    "simd.cpp", "panels.cpp", "team.h", "ops.h", "product.h", "score.h", "screen.h", "screen_parts.h",
-    "kv_cache.h", "attention_tile.cpp",
+    "simd.cpp", "panels.cpp", "steps.cpp", "attention_tile.cpp", "compressed.h", "product.h", "ops.h", "score.h",
+    "screen.h", "screen_parts.h", "kv_cache.h", "team.h",
 )  # fmt: skip
 COMPILERS = ("g++", "clang++", "c++")
 # No contraction by the compiler: what is fused is written so, and every copy of a loop then rounds alike.

@@ -19,7 +19,7 @@ from ..kv_layout import cached_head_dim
 from ..large_pages import zeros_in_large_pages
 from ..matrix import Matrix
 from ..sample import SampleParameters
-from .pointers import Scoring, is_bf16, matrix_pointer
+from .pointers import Scoring, is_bf16, matrix_pointer, product_pointer
 from .pointers import address as _at
 from .program import Calls, cache_type, record
 from .structs import Attention, Gate, MatrixPointer, Norm, Operation, Product, Rotation, ScoresCall, Step
@@ -30,6 +30,7 @@ _AT, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _POINTER = ctypes.POINTER
 _RESULTS = {
     "headrace_begin": _AT,
+    "headrace_compress": _INT64,
     "headrace_screen_bytes": _INT64,
     "headrace_screen": _INT,
     "headrace_score_bounds": ctypes.c_float,
@@ -40,6 +41,7 @@ _SIGNATURES = {
     "headrace_silu_mul": [_POINTER(Gate), _INT],
     "headrace_paged_attention": [_POINTER(Attention), _INT],
     "headrace_pack": [_POINTER(MatrixPointer), _INT],
+    "headrace_compress": [_POINTER(MatrixPointer), _INT],
     "headrace_product": [_POINTER(Product), _INT, _INT],
     "headrace_rows": [_POINTER(MatrixPointer), _AT, _INT64, _AT, _INT],
     "headrace_screen_bytes": [_INT64] * 2,
@@ -74,8 +76,19 @@ class CpuLibrary:
 
     def pack(self, matrix: Matrix) -> Matrix:
         """Bring a matrix into panels, where it lies: the argument is of no use afterwards."""
-        self._library.headrace_pack(matrix_pointer(matrix), torch.get_num_threads())
-        return replace(matrix, in_panels=True)
+        made = replace(matrix, in_panels=True)
+        self._library.headrace_pack(matrix_pointer(made), torch.get_num_threads())
+        return made
+
+    def compressed(self, matrix: Matrix) -> Matrix:
+        """Compress a matrix in panels, where it lies, if that can be and is worth it; it is for products alone then.
+
+        The argument is of no use afterwards. Products give the same bits.
+        """
+        num_bytes = self._library.headrace_compress(matrix_pointer(matrix), torch.get_num_threads())
+        if num_bytes == 0:
+            return matrix
+        return replace(matrix, values=matrix.values.view(torch.uint8).view(-1)[:num_bytes], compressed=True)
 
     def screen_bytes(self, outputs: int, inputs: int) -> int:
         """Memory of the copy that `screened` makes of a matrix; 0 where it makes none."""
@@ -109,9 +122,9 @@ class CpuLibrary:
         return out
 
     def _product(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, out: torch.Tensor) -> Product:
-        if not weight.in_panels or x.shape[1] != weight.inputs:
-            raise TypeError(f"expected a matrix in panels with {x.shape[1]} inputs, got {weight.inputs}")
-        return Product(_at(x, weight.dtype), matrix_pointer(weight), _at(bias, x.dtype), out.data_ptr(), len(x))
+        if x.shape[1] != weight.inputs:
+            raise TypeError(f"expected a matrix with {x.shape[1]} inputs, got {weight.inputs}")
+        return Product(_at(x, weight.dtype), product_pointer(weight), _at(bias, x.dtype), out.data_ptr(), len(x))
 
     def embedding(self, token_ids: torch.Tensor, table: Matrix) -> torch.Tensor:
         """`embedding.embedding`."""
@@ -167,7 +180,7 @@ class CpuLibrary:
     ) -> None:
         call = Norm(
             _at(x, x.dtype), _at(residual, x.dtype), _at(weight, x.dtype), _at(out, x.dtype), _at(total, x.dtype),
-            *x.shape, eps, is_bf16(x),
+            *x.shape, eps, is_bf16(x.dtype),
         )  # fmt: skip
         self._library.headrace_norm(call, torch.get_num_threads())
 
@@ -187,7 +200,7 @@ class CpuLibrary:
         call = Rotation(
             _at(qkv, qkv.dtype), _at(positions, torch.int64), _at(slots, torch.int64), _at(cos_sin, torch.float32),
             _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), query.data_ptr(),
-            len(qkv), heads, kv_heads, head_dim, k_cache.shape[1], is_bf16(qkv), cache_type(k_cache),
+            len(qkv), heads, kv_heads, head_dim, k_cache.shape[1], is_bf16(qkv.dtype), cache_type(k_cache),
         )  # fmt: skip
         self._library.headrace_rotate_and_store(call, torch.get_num_threads())
         return query
@@ -209,7 +222,7 @@ class CpuLibrary:
             _at(query, query.dtype), _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), out.data_ptr(),
             _at(paging.block_table, torch.int32), _at(paging.query_start, torch.int32), _at(paging.kv_len, torch.int32),
             rows, len(paging.kv_len), paging.block_table.shape[1], heads, k_cache.shape[2], head_dim, k_cache.shape[1],
-            window, scale, soft_cap, is_bf16(query), cache_type(k_cache),
+            window, scale, soft_cap, is_bf16(query.dtype), cache_type(k_cache),
         )  # fmt: skip
         self._library.headrace_paged_attention(call, torch.get_num_threads())
         return out
@@ -218,7 +231,7 @@ class CpuLibrary:
         """`silu_mul.silu_mul`."""
         rows, width = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty((rows, width), dtype=gate_up.dtype)
-        call = Gate(_at(gate_up, gate_up.dtype), out.data_ptr(), rows, width, is_bf16(gate_up))
+        call = Gate(_at(gate_up, gate_up.dtype), out.data_ptr(), rows, width, is_bf16(gate_up.dtype))
         self._library.headrace_silu_mul(call, torch.get_num_threads())
         return out
 

@@ -23,16 +23,26 @@ def address(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
     return tensor.data_ptr()
 
 
-def is_bf16(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is bfloat16 and not float32. Raises TypeError for another type."""
-    if tensor.dtype not in TYPES:
-        raise TypeError(f"the compiled CPU kernels know {TYPES[0]} and {TYPES[1]}, not {tensor.dtype}")
-    return tensor.dtype == torch.bfloat16
+def is_bf16(dtype: torch.dtype) -> bool:
+    """Whether it is bfloat16 and not float32. Raises TypeError for another type."""
+    if dtype not in TYPES:
+        raise TypeError(f"the compiled CPU kernels know {TYPES[0]} and {TYPES[1]}, not {dtype}")
+    return dtype == torch.bfloat16
 
 
 def matrix_pointer(matrix: Matrix) -> MatrixPointer:
-    """`Matrix`."""
-    return MatrixPointer(address(matrix.values, matrix.dtype), matrix.outputs, matrix.inputs, is_bf16(matrix.values))
+    """`Matrix` in whole panels. Raises TypeError for a compressed one: only products read these."""
+    if matrix.compressed:
+        raise TypeError("expected a matrix in whole panels, got a compressed one")
+    return product_pointer(matrix)
+
+
+def product_pointer(matrix: Matrix) -> MatrixPointer:
+    """`Matrix` in either form. Raises TypeError for one that is not in panels."""
+    if not matrix.in_panels:
+        raise TypeError("expected a matrix in panels, got a plain one")
+    at = address(matrix.values, matrix.values.dtype)
+    return MatrixPointer(at, matrix.outputs, matrix.inputs, is_bf16(matrix.dtype), matrix.compressed)
 
 
 class Scoring:

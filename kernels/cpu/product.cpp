@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "panels.cpp"
+#include "steps.cpp"
 
 namespace {
 
@@ -16,33 +16,39 @@ inline vf finished(const float* sum, const T* bias, int64_t left) {
   return rounded<T>(value);
 }
 
+// sums[r][o] of rows [first, first + count) and one panel, in whichever form that is. `next` may be beyond the last.
+template <typename T>
+void sum_up(const Product& p, int64_t panel, int64_t next, int64_t first, int64_t count, float* sums) {
+  const Matrix& m = p.matrix;
+  const T* const x = (const T*)p.x + first * m.inputs;
+  if constexpr (sizeof(T) == sizeof(uint16_t))
+    if (m.compressed) return multiply_compressed(x, count, m, panel, next, sums);
+  const auto row = [&](int64_t r) { return x + r * m.inputs; };
+  multiply_rows(row, count, panel_of<T>(m, panel), m.inputs, sums, panel_or_null<T>(m, next));
+}
+
 template <typename T>
 void multiply_all(Member& member, const Product& p) {
-  const Matrix& m = p.matrix;
-  each_block(member, divided_up(m.outputs, PANEL), p.rows, [&](int64_t panel, int64_t first, int64_t count) {
-    const T* x[BLOCK_ROWS];
-    float tile[BLOCK_ROWS * PANEL];
-    for (int64_t r = 0; r < count; r++) x[r] = (const T*)p.x + (first + r) * m.inputs;
-    block(x, count, panel_of<T>(m, panel), m.inputs, tile);
-    const int64_t begin = panel * PANEL, end = std::min(begin + PANEL, m.outputs);
+  const int64_t outputs = p.matrix.outputs;
+  each_share(member, divided_up(outputs, PANEL), p.rows, [&](int64_t panel, int64_t first, int64_t count) {
+    float sums[MOST_ROWS * PANEL];
+    sum_up<T>(p, panel, panel + member.size, first, count, sums);
+    const int64_t begin = panel * PANEL, end = std::min(begin + PANEL, outputs);
     for (int64_t r = 0; r < count; r++)
       for (int64_t o = begin; o < end; o += LANES) {
         const T* bias = p.bias ? (const T*)p.bias + o : nullptr;
-        store_upto((T*)p.out + (first + r) * m.outputs + o, finished(tile + r * PANEL + o - begin, bias, end - o), end - o);
+        store_upto((T*)p.out + (first + r) * outputs + o, finished(sums + r * PANEL + o - begin, bias, end - o), end - o);
       }
   });
 }
 
 template <typename T>
 void multiply_gated(Member& member, const Product& p) {
-  const Matrix& m = p.matrix;
-  const int64_t width = m.outputs / 2, panels = width / PANEL;
-  each_block(member, panels, p.rows, [&](int64_t panel, int64_t first, int64_t count) {
-    const T* x[BLOCK_ROWS];
-    float gates[BLOCK_ROWS * PANEL], ups[BLOCK_ROWS * PANEL];
-    for (int64_t r = 0; r < count; r++) x[r] = (const T*)p.x + (first + r) * m.inputs;
-    block(x, count, panel_of<T>(m, panel), m.inputs, gates);
-    block(x, count, panel_of<T>(m, panels + panel), m.inputs, ups);
+  const int64_t width = p.matrix.outputs / 2, panels = width / PANEL;
+  each_share(member, panels, p.rows, [&](int64_t panel, int64_t first, int64_t count) {
+    float gates[MOST_ROWS * PANEL], ups[MOST_ROWS * PANEL];
+    sum_up<T>(p, panel, panels + panel, first, count, gates);
+    sum_up<T>(p, panels + panel, panel + member.size, first, count, ups);
     for (int64_t r = 0; r < count; r++)
       for (int64_t i = 0; i < PANEL; i += LANES) {
         const int64_t o = panel * PANEL + i;
@@ -80,7 +86,8 @@ void pack_all(Member& member, const Matrix& m) {
 
 void will_multiply(Member& member, const Matrix& m, int64_t rows) {
   if (rows > FEW_ROWS) return;
-  const int64_t num_bytes = PANEL * (m.bf16 ? stride<uint16_t>(m.inputs) * 2 : m.inputs * 4);
+  const int64_t whole_bytes = PANEL * (m.bf16 ? stride<uint16_t>(m.inputs) * 2 : m.inputs * 4);
+  const int64_t num_bytes = m.compressed ? compressed_panel_bytes(m.inputs) : whole_bytes;
   if ((member.number + 1) * PANEL <= m.outputs) member.will_read((const char*)m.values + member.number * num_bytes, num_bytes);
 }
 

@@ -9,7 +9,7 @@ constexpr int PANEL = 64;  // outputs that lie together; matrix.py has the same
 struct Matrix {
   const void* values;  // panels: [inputs][PANEL] in float32, [inputs / 2, rounded up][PANEL][2] in bfloat16
   int64_t outputs, inputs;
-  int32_t bf16;
+  int32_t bf16, compressed;  // the latter, only for products: as compressed.h has it
 };
 
 struct Product {

@@ -9,7 +9,7 @@ enum Kind : int32_t { ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEN
 
 // One recorded operation; program.py has the same fields. What a kind does not need is zero.
 struct Operation {
-  int32_t kind, bf16, cache_type;
+  int32_t kind, bf16, cache_type, compressed;
   float eps_or_scale, soft_cap;
   const void *in, *residual, *weight, *bias;
   void *out, *total, *k_cache, *v_cache;
@@ -43,7 +43,7 @@ void check(Member& member, const Step& s) {
   });
 }
 
-inline Matrix matrix(const Operation& o) { return {o.weight, o.outputs, o.inputs, o.bf16}; }
+inline Matrix matrix(const Operation& o) { return {o.weight, o.outputs, o.inputs, o.bf16, o.compressed}; }
 inline bool is_product(const Operation& o) { return o.kind == PRODUCT || o.kind == GATED_PRODUCT; }
 inline Product of_product(const Operation& o, const Step& s) { return {o.in, matrix(o), o.bias, o.out, s.rows}; }
 

@@ -124,8 +124,10 @@ class Recorder:
     def _matrix(self, kind: int, matrix: Matrix) -> _Recorded:
         if not matrix.in_panels or matrix.dtype != self.dtype:
             raise TypeError(f"expected a {self.dtype} matrix in panels, got {matrix.dtype}")
+        if matrix.compressed and kind != PRODUCT:
+            raise TypeError("expected a matrix in whole panels, got a compressed one")
         fields = {"kind": kind, "weight": matrix.values.data_ptr(), "inputs": matrix.inputs, "outputs": matrix.outputs}
-        return _Recorded({**fields}, {}, [matrix.values])
+        return _Recorded({**fields, "compressed": matrix.compressed}, {}, [matrix.values])
 
     def _norm(self, x: Register, weight: torch.Tensor, eps: float) -> _Recorded:
         if weight.dtype != self.dtype or weight.shape != (x.width,):

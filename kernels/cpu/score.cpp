@@ -35,14 +35,13 @@ void score_all(Member& member, const Scores& s, const Numbers& numbers, Seen* se
   const Matrix& m = s.matrix;
   vi lane;
   for (int i = 0; i < LANES; i++) lane[i] = i;
-  each_block(member, divided_up(m.outputs, PANEL), numbers.size(), [&](int64_t panel, int64_t first, int64_t count) {
-    const T* x[BLOCK_ROWS];
-    float tile[BLOCK_ROWS * PANEL];
-    for (int64_t r = 0; r < count; r++) x[r] = (const T*)s.x + s.rows[numbers[first + r]] * m.inputs;
-    block(x, count, panel_of<T>(m, panel), m.inputs, tile);
+  each_share(member, divided_up(m.outputs, PANEL), numbers.size(), [&](int64_t panel, int64_t first, int64_t count) {
+    float sums[MOST_ROWS * PANEL];
+    const auto x = [&](int64_t r) { return (const T*)s.x + s.rows[numbers[first + r]] * m.inputs; };
+    multiply_rows(x, count, panel_of<T>(m, panel), m.inputs, sums, panel_or_null<T>(m, panel + member.size));
     const int64_t begin = panel * PANEL, width = std::min<int64_t>(PANEL, m.outputs - begin);
     for (int64_t r = 0; r < count; r++) {
-      const float* row = tile + r * PANEL;
+      const float* row = sums + r * PANEL;
       for (int64_t o = 0; o < width; o += LANES) {
         const vi ids = lane + int32_t(begin + o);
         const vf absent = ids < int32_t(m.outputs) ? vf{} : splat(-INFINITE);

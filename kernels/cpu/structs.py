@@ -16,7 +16,7 @@ def _fields(kinds: dict[str, str]) -> list[tuple[str, Any]]:
 class MatrixPointer(ctypes.Structure):
     """`Matrix`."""
 
-    _fields_: ClassVar = _fields({"p": "values", "q": "outputs inputs", "i": "bf16"})
+    _fields_: ClassVar = _fields({"p": "values", "q": "outputs inputs", "i": "bf16 compressed"})
 
 
 class Product(ctypes.Structure):
@@ -71,7 +71,7 @@ class Operation(ctypes.Structure):
     """`Operation`: one recorded operation of a program."""
 
     _fields_: ClassVar = _fields({
-        "i": "kind bf16 cache_type", "f": "eps_or_scale soft_cap",
+        "i": "kind bf16 cache_type compressed", "f": "eps_or_scale soft_cap",
         "p": "x residual weight bias out total k_cache v_cache",
         "q": "inputs outputs heads kv_heads head_dim block_size window",
     })  # fmt: skip
