@@ -13,6 +13,7 @@ import torch
 
 from ..kernels.backend import MATRIX_UNITS, Backend, open_backend
 from ..kernels.cpu.build import cpu_features
+from .checkpoint import tensor_shapes, weight_files
 from .config import ModelConfig, read_model_config
 from .engine import Engine
 from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
@@ -20,7 +21,7 @@ from .memory import available_bytes, footprint, plan_num_blocks
 from .runner import RunnerLimits, TorchRunner
 from .tokenizer import load_tokenizer
 from .types import EngineConfig, ModelInfo, Tokenizer
-from .weights import Progress, allocate, load_weights, tensor_shapes, weight_files
+from .weights import Progress, allocate, load_weights
 
 DTYPES = {
     "float32": torch.float32, "fp32": torch.float32, "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,

@@ -6,22 +6,20 @@ Pickles are refused: opening one runs whatever code is in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from ..kernels.matrix import Matrix, new_matrix
-from .config import ModelConfig, read_json
-from .errors import UnsupportedModelError, WeightsError
+from .checkpoint import open_file, some, tensor_shapes, weight_files
+from .config import ModelConfig
+from .errors import WeightsError
 
 Progress = Callable[[int, int], None]  # (files loaded, files in all)
 Form = Callable[[Matrix], Matrix]  # gives a matrix in another form
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-NAMES_SHOWN = 6  # of the tensors that an error lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,42 +151,6 @@ def _allocate_layer(config: ModelConfig, at: str, new: _New) -> LayerWeights:
     )
 
 
-def weight_files(model_dir: Path) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint, in name order.
-
-    Raises:
-        UnsupportedModelError: there are only pickles.
-        WeightsError: there are none, or the index names a file that is not there.
-    """
-    index = model_dir / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
-        missing = tuple(name for name in names if Path(name).name != name or not (model_dir / name).is_file())
-        if missing or not names:
-            raise WeightsError(
-                f"{index} names files that are not beside it: {_some(missing) or 'none at all'}.", missing
-            )
-        return tuple(model_dir / name for name in names)
-    if (model_dir / "model.safetensors").is_file():
-        return (model_dir / "model.safetensors",)
-    pickles = sorted(path.name for pattern in PICKLES for path in model_dir.glob(pattern))
-    if pickles:
-        raise UnsupportedModelError(
-            "pickle",
-            f"{model_dir} holds its weights as pickles ({_some(pickles)}), which can run code; convert to safetensors.",
-        )
-    raise WeightsError(f"{model_dir} holds no model.safetensors and no model.safetensors.index.json.")
-
-
-def tensor_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of every tensor in a checkpoint, from the headers alone. Raises WeightsError."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in weight_files(model_dir):
-        with _open(path) as file:
-            shapes.update({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
-    return shapes
-
-
 def load_weights(
     model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
 ) -> DecoderWeights:
@@ -202,7 +164,7 @@ def load_weights(
     _check(config, tensor_shapes(model_dir))
     weights, views = allocate(config, dtype, device)
     for number, path in enumerate(files, 1):
-        with _open(path) as file:
+        with open_file(path) as file:
             for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
                 if name in views:
                     views[name].copy_(file.get_tensor(name))
@@ -220,12 +182,12 @@ def _check(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     wrong = [name for name in expected if name in found and found[name] != expected[name]]
     complaints: list[str] = []
     if missing:
-        complaints.append(f"missing: {_some(missing)}")
+        complaints.append(f"missing: {some(missing)}")
     if unexpected:
-        complaints.append(f"unexpected: {_some(unexpected)}")
+        complaints.append(f"unexpected: {some(unexpected)}")
     if wrong:
         shapes = [f"{name} is {list(found[name])} instead of {list(expected[name])}" for name in wrong]
-        complaints.append(f"of another shape: {_some(shapes)}")
+        complaints.append(f"of another shape: {some(shapes)}")
     if complaints:
         names = tuple(missing + unexpected + wrong)
         raise WeightsError(f"The weights do not fit the configuration; {'; '.join(complaints)}.", names)
@@ -234,18 +196,3 @@ def _check(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
 def _is_spare(name: str, config: ModelConfig) -> bool:
     """Tensors that some exporters write although they follow from the rest."""
     return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
-
-
-def _open(path: Path) -> Any:
-    """Open one safetensors file for reading."""
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path} is no readable safetensors file: {error}", (path.name,)) from error
-
-
-def _some(names: list[str] | tuple[str, ...] | Iterator[str]) -> str:
-    """The first few of a list of names, and how many more there are."""
-    listed = list(names)
-    more = f" and {len(listed) - NAMES_SHOWN} more" if len(listed) > NAMES_SHOWN else ""
-    return ", ".join(listed[:NAMES_SHOWN]) + more

@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headrace.engine.checkpoint import weight_files
 from headrace.engine.config import ModelConfig, RopeConfig, read_model_config
 from headrace.engine.errors import ModelError, ModelNotFoundError, UnsupportedModelError, WeightsError
-from headrace.engine.weights import allocate, load_weights, weight_files
+from headrace.engine.weights import allocate, load_weights
 from tests.support.checkpoints import LLAMA3, SHAPES, Shape, checkpoint
 
 CPU = torch.device("cpu")
