@@ -25,39 +25,10 @@ from ..sample import SampleParameters
 from .pointers import Scoring, is_bf16, is_whole_norm, matrix_pointer, product_pointer
 from .pointers import address as _at
 from .program import Calls, cache_type, record
-from .structs import Attention, Gate, MatrixPointer, Norm, Operation, Product, Rotation, ScoresCall, Step, Sum
+from .signatures import RESULTS, SIGNATURES
+from .structs import Attention, Gate, Norm, Product, Rotation, Sum
 
 SCREENED_OUTPUTS = 2048  # and more: with fewer, all scores are computed as fast
-
-_AT, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-_POINTER = ctypes.POINTER
-_RESULTS = {
-    "headrace_begin": _AT,
-    "headrace_compress": _INT64,
-    "headrace_screen_bytes": _INT64,
-    "headrace_screen": _INT,
-    "headrace_score_bounds": ctypes.c_float,
-}
-_SIGNATURES = {
-    "headrace_norm": [_POINTER(Norm), _INT],
-    "headrace_rotate_and_store": [_POINTER(Rotation), _INT],
-    "headrace_add": [_POINTER(Sum), _INT],
-    "headrace_gate": [_POINTER(Gate), _INT],
-    "headrace_cap_scores": [_AT, _INT64, _INT64, ctypes.c_float, ctypes.c_float, _INT],
-    "headrace_paged_attention": [_POINTER(Attention), _INT],
-    "headrace_pack": [_POINTER(MatrixPointer), _INT],
-    "headrace_compress": [_POINTER(MatrixPointer), _INT],
-    "headrace_product": [_POINTER(Product), _INT, _INT],
-    "headrace_rows": [_POINTER(MatrixPointer), _AT, _INT64, ctypes.c_float, _AT, _INT],
-    "headrace_screen_bytes": [_INT64] * 2,
-    "headrace_screen": [_POINTER(MatrixPointer), _AT, _INT],
-    "headrace_score_bounds": [_POINTER(ScoresCall), _AT, _AT],
-    "headrace_scores": [_POINTER(ScoresCall), _INT],
-    "headrace_begin": [_POINTER(Operation), _INT64, _POINTER(Step), _POINTER(ScoresCall), _INT],
-    "headrace_finish": [_AT],
-    "headrace_sample": [_AT] * 9 + [_INT64] * 2 + [_INT],
-    "headrace_token_words": [_INT64] * 3 + [_AT, _INT64, _AT],
-}
 
 
 class CpuLibrary:
@@ -68,9 +39,9 @@ class CpuLibrary:
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
-        for name, arguments in _SIGNATURES.items():
+        for name, arguments in SIGNATURES.items():
             function = getattr(self._library, name)
-            function.argtypes, function.restype = arguments, _RESULTS.get(name)
+            function.argtypes, function.restype = arguments, RESULTS.get(name)
 
     def record(
         self,

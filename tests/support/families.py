@@ -84,18 +84,24 @@ def family_reference(name: str) -> Any:
 
 
 def build(architecture: str, options: dict[str, Any]) -> Any:
-    """A transformers model with weights of this size: what is tied is embedded smaller where it is scaled up again."""
-    import torch
+    """A transformers model with weights drawn."""
     import transformers
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     config = getattr(transformers, f"{architecture}Config")(**options)
+    return draw(getattr(transformers, f"{architecture.removesuffix('Text')}ForCausalLM")(config))
+
+
+def draw(model: Any) -> Any:
+    """Draw a model's weights, the same each time; embeddings are drawn smaller where they are scaled up again."""
+    import torch
+
+    config = model.config
+    offset = 1.0 if config.model_type.startswith("gemma") else 0.0
+    scaled = config.hidden_size**0.5 if offset else getattr(config, "embedding_multiplier", 1.0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, f"{architecture.removesuffix('Text')}ForCausalLM")(config)
-        offset = 1.0 if architecture.startswith("Gemma") else 0.0
-        scaled = config.hidden_size**0.5 if offset else getattr(config, "embedding_multiplier", 1.0)
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter, std=0.3)
