@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headrace.kernels.backend import Backend
-from headrace.kernels.kv_layout import by_position
+from headrace.kernels.kv_layout import by_position, decode, encode, laid_out
 from headrace.kernels.rotary import QueryKeyNorm
 from tests.support.tolerances import assert_close
 
@@ -94,3 +94,18 @@ def test_bits_do_not_depend_on_the_batch(ops: Backend, threads: int, kind: str) 
     whole = call(0, 300)
     for begin, count in ((0, 1), (7, 3), (100, 70), (299, 1)):
         assert torch.equal(call(begin, count), whole[begin : begin + count])
+
+
+@pytest.mark.parametrize("kind", ["head", "row"])
+def test_an_int8_cache_holds_what_the_exact_one_does_in_steps(ops: Backend, kind: str) -> None:
+    heads, kv_heads, head_dim = 4, 2, 40
+    qkv, norm, (_, cos_sin) = randn(ROWS, 8 * head_dim), norms(kind, heads, kv_heads, head_dim), table(12)
+    exact = [torch.zeros(BLOCKS, BLOCK_SIZE, kv_heads, head_dim) for _ in range(2)]
+    rounded = [laid_out(encode(cache, torch.int8), ops.kv_layout, keys=n == 0) for n, cache in enumerate(exact)]
+    queries = [ops.rotate_and_store(qkv, POSITIONS, cos_sin, *caches, SLOTS, norm) for caches in (exact, rounded)]
+    assert torch.equal(*queries)
+    for number in range(2):
+        want, got = (by_position(caches[number], ops.kv_layout, keys=number == 0) for caches in (exact, rounded))
+        step = want.abs().amax(-1, keepdim=True) / 127
+        # half a step; the scale, the quotient and the product may round by 2⁻²⁴ of up to 127 steps each
+        assert ((decode(got) - want).abs() <= step * (0.5 + 8 * 127 * 2.0**-24)).all()
