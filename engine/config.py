@@ -10,25 +10,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
+from ..kernels.gated import Activation
 from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
-
-ARCHITECTURES = ("LlamaForCausalLM",)
-ROPE_KINDS = ("default", "linear", "llama3")
-RopeKind = Literal["default", "linear", "llama3"]
+from .families import ACTIVATIONS, FAMILIES, Family, layer_windows, refuse_unknown_parts
+from .rope import RopeConfig, layer_ropes
 
 
 @dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embedding: the base, and how its frequencies are stretched."""
+class LayerConfig:
+    """What differs from one layer of a decoder to another."""
 
-    kind: RopeKind
-    theta: float
-    factor: float = 1.0
-    low_freq_factor: float = 1.0  # this and the next two: llama3 only
-    high_freq_factor: float = 4.0
-    original_max_position: int = 0
+    window: int = 0  # positions that a query sees, its own included; 0: all
+    rope: int | None = 0  # which of the model's rotary embeddings; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +31,41 @@ class ModelConfig:
     """The shape of a decoder and what its layers have."""
 
     architecture: str
+    family: Family
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int  # num_heads is a multiple of it
-    head_dim: int  # even
+    head_dim: int
     max_position: int
     rms_norm_eps: float
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]
+    layers: tuple[LayerConfig, ...]
     tie_word_embeddings: bool
-    attention_bias: bool  # on the query, key, value and output projections
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
     dtype: str  # as the checkpoint says: "float32", "bfloat16" or "float16"
     eos_token_ids: frozenset[int]  # all that config.json and generation_config.json name
+    scale: float  # what attention scores are multiplied with
+    soft_cap: float = 0.0  # on attention scores; 0: none
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and feed-forward add
+    logits_divisor: float = 1.0  # of scores over the vocabulary
+    logits_soft_cap: float = 0.0  # on what is left of them; 0: none
 
     @property
-    def scale(self) -> float:
-        """What attention scores are multiplied with."""
-        return self.head_dim**-0.5
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    @property
+    def most_positions(self) -> int:
+        """The longest text that can be asked for; more than `max_position` where rotary scaling begins beyond it."""
+        factors = [rope.factor for rope in self.ropes if rope.kind == "dynamic"]
+        return int(self.max_position * min(factors, default=1.0))
 
     @property
     def qkv_size(self) -> int:
@@ -104,11 +114,11 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("is_encoder_decoder"):
         raise UnsupportedModelError("is_encoder_decoder", "Encoder-decoder models are not supported.")
     architectures = cast("list[object]", raw.get("architectures") or [])
-    if len(architectures) != 1 or architectures[0] not in ARCHITECTURES:
+    if len(architectures) != 1 or architectures[0] not in FAMILIES:
         named = ", ".join(map(str, architectures)) or "none"
         raise UnsupportedModelError(
             "architectures",
-            f"The model's architecture ({named}) is not supported; supported: {', '.join(ARCHITECTURES)}.",
+            f"The model's architecture ({named}) is not supported; supported: {', '.join(FAMILIES)}.",
         )
 
 
@@ -137,54 +147,58 @@ def _eos_ids(values: Mapping[str, Any]) -> frozenset[int]:
 
 def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[int]) -> ModelConfig:
     """Build the typed configuration and check what the decoder relies on."""
-    if values["hidden_act"] != "silu":
-        raise UnsupportedModelError(
-            "hidden_act", f"The activation {values['hidden_act']!r} is not supported; only silu is."
-        )
+    family = FAMILIES[architecture]
+    refuse_unknown_parts(family, values)
     dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise UnsupportedModelError("dtype", f"Weights of type {dtype} are not supported.")
     num_heads, hidden_size = int(values["num_attention_heads"]), int(values["hidden_size"])
-    config = ModelConfig(
+    num_kv_heads = int(values["num_key_value_heads"])
+    if num_heads % num_kv_heads:
+        raise ModelError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly.")
+    head_dim = int(values.get("head_dim") or hidden_size // num_heads)
+    ropes, rope_of = layer_ropes(family, values, head_dim)
+    windows = layer_windows(family, values)
+
+    def bias(fixed: bool | None, key: str) -> bool:
+        return bool(values.get(key)) if fixed is None else fixed
+
+    return ModelConfig(
         architecture=architecture,
+        family=family,
         vocab_size=int(values["vocab_size"]),
         hidden_size=hidden_size,
         intermediate_size=int(values["intermediate_size"]),
-        num_layers=int(values["num_hidden_layers"]),
         num_heads=num_heads,
-        num_kv_heads=int(values["num_key_value_heads"]),
-        head_dim=int(values.get("head_dim") or hidden_size // num_heads),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         max_position=int(values["max_position_embeddings"]),
         rms_norm_eps=float(values["rms_norm_eps"]),
-        rope=_rope_config(values),
+        ropes=ropes,
+        layers=tuple(LayerConfig(window, rope) for window, rope in zip(windows, rope_of, strict=True)),
         tie_word_embeddings=bool(values["tie_word_embeddings"]),
-        attention_bias=bool(values["attention_bias"]),
-        mlp_bias=bool(values["mlp_bias"]),
+        qkv_bias=bias(family.qkv_bias, "attention_bias"),
+        out_bias=bias(family.out_bias, "attention_bias"),
+        mlp_bias=bias(family.mlp_bias, "mlp_bias"),
         dtype=dtype,
         eos_token_ids=eos,
+        **_scales(family, values, hidden_size, head_dim),
     )
-    if config.num_heads % config.num_kv_heads:
-        raise ModelError(f"{config.num_heads} query heads cannot share {config.num_kv_heads} key-value heads evenly.")
-    if config.head_dim % 2:
-        raise ModelError(f"A head of {config.head_dim} values cannot be rotated in pairs.")
-    return config
 
 
-def _rope_config(values: Mapping[str, Any]) -> RopeConfig:
-    """Read the rotary embedding's parameters, in the layout that transformers 5 normalises every file to."""
-    rope: Mapping[str, Any] = values.get("rope_parameters") or {}
-    kind = rope.get("rope_type", "default")
-    if kind not in ROPE_KINDS:
-        raise UnsupportedModelError(
-            "rope_type", f"Rotary scaling of kind {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}."
-        )
-    if float(rope.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise UnsupportedModelError("partial_rotary_factor", "Rotating a part of each head is not supported.")
-    return RopeConfig(
-        kind=kind,
-        theta=float(rope.get("rope_theta") or 10_000.0),
-        factor=float(rope.get("factor") or 1.0),
-        low_freq_factor=float(rope.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(rope.get("high_freq_factor") or 4.0),
-        original_max_position=int(rope.get("original_max_position_embeddings") or values["max_position_embeddings"]),
-    )
+def _scales(family: Family, values: Mapping[str, Any], hidden_size: int, head_dim: int) -> dict[str, Any]:
+    """The factors, caps and the activation; what an architecture does not know leaves things as they are."""
+    divisor = float(values[family.attention_divisor_key] if family.attention_divisor_key else head_dim)
+    scales: dict[str, Any] = {
+        "scale": divisor**-0.5,
+        "soft_cap": float(values.get("attn_logit_softcapping") or 0.0),
+        "activation": ACTIVATIONS[values[family.activation_key]],
+        "embedding_scale": hidden_size**0.5 if family.scaled_embedding else 1.0,
+        "logits_soft_cap": float(values.get("final_logit_softcapping") or 0.0),
+    }
+    if family.multipliers:
+        scales["scale"] = float(values["attention_multiplier"])
+        scales["embedding_scale"] = float(values["embedding_multiplier"])
+        scales["residual_scale"] = float(values["residual_multiplier"])
+        scales["logits_divisor"] = float(values["logits_scaling"])
+    return scales

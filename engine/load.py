@@ -75,8 +75,10 @@ def load_runner(
         WeightsError, UnsupportedModelError, MemoryBudgetError
     """
     max_model_len = config.max_model_len or model.max_position
-    if max_model_len > model.max_position:
-        raise ModelError(f"max_model_len {max_model_len} is more than the {model.max_position} positions of the model.")
+    if max_model_len > model.most_positions:
+        raise ModelError(
+            f"max_model_len {max_model_len} is more than the {model.most_positions} positions of the model."
+        )
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
     shape_only, _ = allocate(model, dtype, torch.device("meta"))
     weights_bytes = shape_only.num_bytes + backend.screen_bytes(model.vocab_size, model.hidden_size)

@@ -21,7 +21,8 @@ from ..kernels.linear import padded_rows
 from ..kernels.lists import bools, ints
 from .batch import Batch, BatchBuilder
 from .config import ModelConfig
-from .models.decoder import Decoder, rotary_table
+from .models.decoder import Decoder
+from .models.rotary import rotary_table
 from .sampler import Sampler, token_logprobs, wants_only_the_best
 from .types import Plan, RowResult, ScheduledRow, TokenLogprobs
 from .weights import DecoderWeights
@@ -59,6 +60,7 @@ class TorchRunner:
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, backend: Backend, limits: RunnerLimits) -> None:
         self.vocab_size = config.vocab_size
+        self._caps = (config.logits_divisor, config.logits_soft_cap)
         self.eos_token_ids = config.eos_token_ids
         self.max_model_len = limits.max_model_len
         self.num_blocks = limits.num_blocks
@@ -72,13 +74,13 @@ class TorchRunner:
         shape = (config.num_layers, 2, limits.num_blocks, limits.block_size, config.num_kv_heads, width)
         self._cache = zeros_in_large_pages(shape, limits.kv_dtype)
         self._multiple = backend.row_multiple(weights.layers[0].qkv)
-        cos_sin = rotary_table(config.rope, config.head_dim, limits.max_model_len).to(device)
+        tables = [rotary_table(rope, config.head_dim, limits.max_model_len).to(device) for rope in config.ropes]
         describe = Decoder(config, weights).describe
         max_rows = padded_rows(limits.max_num_batched_tokens, self._multiple)
         self._forward = (
-            backend.record(describe, self._cache, cos_sin, max_rows, self.dtype)
+            backend.record(describe, self._cache, tables, max_rows, self.dtype)
             if backend.record is not None
-            else immediately(backend, describe, self._cache, cos_sin)
+            else immediately(backend, describe, self._cache, tables)
         )
         self._sampler = Sampler(backend)
         self._scores = torch.empty((0, config.vocab_size), device=device)  # grows to the most rows that asked for any
@@ -149,7 +151,7 @@ class TorchRunner:
     def _sample(self, plan: Plan, sampling: _Sampling, scored: Scores, results: list[RowResult]) -> None:
         """Put in the tokens of the rows that ask for one, and mark those whose scores are not finite."""
         greedy, others = sampling
-        scores = scored.scores[: len(others)]
+        scores = self._final(scored.scores[: len(others)])
         if self.on_logits is not None:
             self.on_logits(plan, scores)
         finite = bools(scored.finite)[: len(greedy) + len(others)]  # what is behind is padding
@@ -166,6 +168,12 @@ class TorchRunner:
                 if not is_finite:
                     results[number] = _NOT_FINITE
 
+    def _final(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores, float32, as the model gives them, in place. What is best stays so: who only wants that skips it."""
+        if self._caps != (1.0, 0.0):
+            self.backend.cap_scores(scores, *self._caps)
+        return scores
+
     def _prompt_logprobs(self, row: ScheduledRow, hidden: torch.Tensor, begin: int) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of the prompt tokens that follow this row's positions, in slices."""
         sequence, count = row.sequence, row.sequence.options.prompt_logprobs
@@ -177,7 +185,7 @@ class TorchRunner:
             stop = min(start + PROMPT_LOGPROB_ROWS, end)
             targets = sequence.token_ids[start + 1 : stop + 1]
             rows = np.arange(begin + start - row.start, begin + stop - row.start)
-            scores = self.backend.score(hidden, self._asked(rows)).scores[: len(rows)]
+            scores = self._final(self.backend.score(hidden, self._asked(rows)).scores[: len(rows)])
             found += token_logprobs(scores, targets, [count] * len(targets))
         return tuple(found)
 

@@ -26,12 +26,16 @@ Form = Callable[[Matrix], Matrix]  # gives a matrix in another form
 class LayerWeights:
     """One layer. Projections are [outputs, inputs], as torch's `linear` takes them; a bias is None if there is none."""
 
-    input_norm: torch.Tensor  # [hidden]
+    input_norm: torch.Tensor | None  # this and the next three float32 [hidden]: of what goes into attention,
+    attended_norm: torch.Tensor | None  # of what comes out of it,
+    mlp_norm: torch.Tensor | None  # of what goes into the feed-forward,
+    fed_norm: torch.Tensor | None  # and of what comes out of it
+    query_norm: torch.Tensor | None  # float32 [head_dim], or [heads·head_dim]
+    key_norm: torch.Tensor | None  # float32 [head_dim], or [kv_heads·head_dim]
     qkv: Matrix  # [(heads + 2·kv_heads)·head_dim, hidden]
     qkv_bias: torch.Tensor | None
     out: Matrix  # [hidden, heads·head_dim]
     out_bias: torch.Tensor | None
-    mlp_norm: torch.Tensor  # [hidden]
     gate_up: Matrix  # [2·intermediate, hidden], the gate's rows first
     gate_up_bias: torch.Tensor | None
     down: Matrix  # [hidden, intermediate]
@@ -40,11 +44,11 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A whole decoder; all of one dtype on one device."""
+    """A whole decoder on one device; all of one dtype but the norms, which are float32."""
 
     embedding: Matrix  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor  # [hidden]
+    final_norm: torch.Tensor  # float32 [hidden]
     output: Matrix  # [vocab, hidden]; the embedding itself where they are tied
 
     @property
@@ -105,10 +109,15 @@ def allocate(
         views.update(zip(parts, torch.split(whole, list(parts.values())), strict=True))
         return whole
 
-    new = _New(matrix, vector)
+    def norm(name: str, size: int) -> torch.Tensor:
+        """A norm's weights: float32 as its arithmetic, so that an offset can be added without rounding."""
+        views[name] = torch.empty(size, dtype=torch.float32, device=device)
+        return views[name]
+
+    new = _New(matrix, vector, norm)
     embedding = matrix(config.hidden_size, **{"model.embed_tokens.weight": config.vocab_size})
     layers = tuple(_allocate_layer(config, f"model.layers.{i}.", new) for i in range(config.num_layers))
-    final_norm = vector(**{"model.norm.weight": config.hidden_size})
+    final_norm = norm("model.norm.weight", config.hidden_size)
     output = embedding
     if not config.tie_word_embeddings:
         output = matrix(config.hidden_size, **{"lm_head.weight": config.vocab_size})
@@ -121,6 +130,7 @@ class _New:
 
     matrix: Callable[..., Matrix]  # (inputs, **parts)
     vector: Callable[..., torch.Tensor]  # (**parts)
+    norm: Callable[[str, int], torch.Tensor]
 
 
 def _allocate_layer(config: ModelConfig, at: str, new: _New) -> LayerWeights:
@@ -128,27 +138,55 @@ def _allocate_layer(config: ModelConfig, at: str, new: _New) -> LayerWeights:
     query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention, mlp = at + "self_attn.", at + "mlp."
 
-    def fused(prefix: str, rows: Mapping[str, int], inputs: int, bias: bool) -> tuple[Matrix, torch.Tensor | None]:
+    def stacked(prefix: str, rows: Mapping[str, int], inputs: int, bias: bool) -> tuple[Matrix, torch.Tensor | None]:
         weight = new.matrix(inputs, **{f"{prefix}{name}.weight": count for name, count in rows.items()})
         return weight, new.vector(**{f"{prefix}{name}.bias": n for name, n in rows.items()}) if bias else None
 
-    qkv_rows = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
-    qkv, qkv_bias = fused(attention, qkv_rows, hidden, config.attention_bias)
-    out, out_bias = fused(attention, {"o_proj": hidden}, query, config.attention_bias)
-    gate_up, gate_up_bias = fused(mlp, {"gate_proj": middle, "up_proj": middle}, hidden, config.mlp_bias)
-    down, down_bias = fused(mlp, {"down_proj": hidden}, middle, config.mlp_bias)
+    qkv_rows, gate_up_rows = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}, {
+        "gate_proj": middle, "up_proj": middle,
+    }  # fmt: skip
+    if config.family.fused:
+        qkv_rows, gate_up_rows = {"qkv_proj": config.qkv_size}, {"gate_up_proj": 2 * middle}
+    qkv, qkv_bias = stacked(attention, qkv_rows, hidden, config.qkv_bias)
+    out, out_bias = stacked(attention, {"o_proj": hidden}, query, config.out_bias)
+    gate_up, gate_up_bias = stacked(mlp, gate_up_rows, hidden, config.mlp_bias)
+    down, down_bias = stacked(mlp, {"down_proj": hidden}, middle, config.mlp_bias)
     return LayerWeights(
-        input_norm=new.vector(**{at + "input_layernorm.weight": hidden}),
+        **_allocate_norms(config, at, new),
         qkv=qkv,
         qkv_bias=qkv_bias,
         out=out,
         out_bias=out_bias,
-        mlp_norm=new.vector(**{at + "post_attention_layernorm.weight": hidden}),
         gate_up=gate_up,
         gate_up_bias=gate_up_bias,
         down=down,
         down_bias=down_bias,
     )
+
+
+NORM_NAMES = {  # those of each place, for `input_norm`, `attended_norm`, `mlp_norm` and `fed_norm`
+    "before": ("input_layernorm", None, "post_attention_layernorm", None),
+    "after": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "around": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+
+
+def _allocate_norms(config: ModelConfig, at: str, new: _New) -> dict[str, torch.Tensor | None]:
+    """The norms of one layer, by their field's name."""
+    fields = ("input_norm", "attended_norm", "mlp_norm", "fed_norm")
+    names = zip(fields, NORM_NAMES[config.family.norm_places], strict=True)
+    norms = {field: new.norm(f"{at}{name}.weight", config.hidden_size) if name else None for field, name in names}
+    kind, size = config.family.query_key_norms, config.head_dim
+    for field, name, heads in (("query_norm", "q_norm", config.num_heads), ("key_norm", "k_norm", config.num_kv_heads)):
+        norms[field] = None
+        if kind != "none":
+            norms[field] = new.norm(f"{at}self_attn.{name}.weight", size * heads if kind == "row" else size)
+    return norms
 
 
 def load_weights(
@@ -168,6 +206,8 @@ def load_weights(
             for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
                 if name in views:
                     views[name].copy_(file.get_tensor(name))
+                    if config.family.norm_offset and "norm" in name:
+                        views[name].add_(1.0)
         if progress is not None:
             progress(number, len(files))
     return weights

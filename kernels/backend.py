@@ -8,17 +8,18 @@ torch        the plain torch references, on any device
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from . import attention, rms_norm, rotary, silu_mul
+from . import attention, gated, rms_norm, rotary
 from .cpu.build import cpu_features, library_path
 from .cpu.library import CpuLibrary
 from .cpu.prebuilt import prebuilt_path
 from .embedding import Asked, Scores
+from .embedding import cap_scores as torch_cap_scores
 from .embedding import embedding as torch_embedding
 from .embedding import score as torch_score
 from .errors import BackendError, BuildError
@@ -51,11 +52,51 @@ class PagedAttention(Protocol):
         ...
 
 
+class RotateAndStore(Protocol):
+    """`rotary.rotate_and_store`, which describes the arguments."""
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor | None,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slots: torch.Tensor,
+        norm: rotary.QueryKeyNorm | None = None,
+    ) -> torch.Tensor:
+        """Norm and rotate queries and keys, store keys and values."""
+        ...
+
+
+class Linear(Protocol):
+    """`linear.linear`, which describes the arguments."""
+
+    def __call__(
+        self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Product."""
+        ...
+
+
+class Embedding(Protocol):
+    """`embedding.embedding`, which describes the arguments."""
+
+    def __call__(self, token_ids: torch.Tensor, table: Matrix, scale: float = 1.0) -> torch.Tensor:
+        """Rows of a table."""
+        ...
+
+
 class Record(Protocol):
     """`cpu.program.record` without its first argument."""
 
     def __call__(
-        self, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int, dtype: torch.dtype
+        self,
+        describe: Describe,
+        cache: torch.Tensor,
+        tables: Sequence[torch.Tensor],
+        max_rows: int,
+        dtype: torch.dtype,
     ) -> Begin:
         """Record a forward pass."""
         ...
@@ -77,12 +118,15 @@ class Backend:
     paged_attention: PagedAttention
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    rotate_and_store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    add: Callable[[Tensor, Tensor], Tensor]
+    rotate_and_store: RotateAndStore
     silu_mul: Callable[[Tensor], Tensor]
+    gelu_mul: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SampleParameters], Tensor]
-    linear: Callable[[Tensor, Matrix, Tensor | None], Tensor] = torch_linear
-    embedding: Callable[[Tensor, Matrix], Tensor] = torch_embedding
+    linear: Linear = torch_linear
+    embedding: Embedding = torch_embedding
     score: Callable[[Tensor, Asked], Scores] = torch_score
+    cap_scores: Callable[[Tensor, float, float], None] = torch_cap_scores
     pack: Callable[[Matrix], Matrix] | None = None  # bring a matrix into the form that products read, once, in place
     compressed: Callable[[Matrix], Matrix] | None = None  # a packed matrix that is for `linear` alone, in less memory
     screened: Callable[[Matrix], Matrix] | None = None  # add to a packed matrix what `score` finds the best with
@@ -100,8 +144,10 @@ def torch_backend(reason: str = "") -> Backend:
         paged_attention=attention.paged_attention,
         rms_norm=rms_norm.rms_norm,
         add_rms_norm=rms_norm.add_rms_norm,
+        add=rms_norm.add,
         rotate_and_store=rotary.rotate_and_store,
-        silu_mul=silu_mul.silu_mul,
+        silu_mul=gated.silu_mul,
+        gelu_mul=gated.gelu_mul,
         sample=sample,
         reason=reason,
     )
@@ -114,9 +160,12 @@ def cpu_backend(library: CpuLibrary, own_products: bool = True) -> Backend:
         paged_attention=library.paged_attention,
         rms_norm=library.rms_norm,
         add_rms_norm=library.add_rms_norm,
+        add=library.add,
         rotate_and_store=library.rotate_and_store,
         silu_mul=library.silu_mul,
+        gelu_mul=library.gelu_mul,
         sample=library.sample,
+        cap_scores=library.cap_scores,
         kv_layout="by_head",
     )
     if not own_products:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .exact import exp
 from .linear import linear
 from .matrix import Matrix
 
@@ -29,9 +30,13 @@ class Scores:
     finite: torch.Tensor  # bool [rows]: whether all of a row's scores are; otherwise its best is any id
 
 
-def embedding(token_ids: torch.Tensor, table: Matrix) -> torch.Tensor:
-    """Give rows of `table` [vocab, hidden] for int64 token_ids [rows], each below vocab."""
-    return table.plain.index_select(0, token_ids)
+def embedding(token_ids: torch.Tensor, table: Matrix, scale: float = 1.0) -> torch.Tensor:
+    """Give rows of `table` [vocab, hidden], times `scale`, for int64 token_ids [rows], each below vocab.
+
+    The product is taken in float32 and rounded to the table's dtype.
+    """
+    rows = table.plain.index_select(0, token_ids)
+    return rows if scale == 1.0 else (rows.float() * scale).to(rows.dtype)
 
 
 def score(hidden: torch.Tensor, asked: Asked) -> Scores:
@@ -44,3 +49,13 @@ def score(hidden: torch.Tensor, asked: Asked) -> Scores:
     finite = torch.isfinite(scores.sum(dim=1))  # one pass; a sum of finite scores does not overflow
     best = scores[: asked.num_best].argmax(dim=1) if asked.num_best else asked.rows[:0]
     return Scores(best, scores[asked.num_best :], finite)
+
+
+def cap_scores(scores: torch.Tensor, divisor: float, soft_cap: float) -> None:
+    """Make scores, float32 [rows, vocab], soft_cap · tanh(score / divisor / soft_cap), in place; 0 is no cap.
+
+    None of it changes which score is the best.
+    """
+    scores /= divisor
+    if soft_cap > 0.0:
+        scores.copy_(soft_cap * (1.0 - 2.0 / (exp(scores * (2.0 / soft_cap)) + 1.0)))

@@ -6,7 +6,7 @@ on a recorder's registers, they are kept as a program that computes the same lat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -17,6 +17,7 @@ from .attention import Paging
 from .embedding import Asked, Scores
 from .kv_layout import cached_head_dim
 from .matrix import Matrix
+from .rotary import Rotation
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -56,11 +57,11 @@ class Inputs(Protocol):
 class Forward(Protocol[T]):
     """Operations on whatever stands for activations [rows, width]. Each is described in the file of its name.
 
-    What changes from step to step, the cache and the rotary table belong to whoever does the operations.
+    What changes from step to step, the cache and the rotary tables belong to whoever does the operations.
     """
 
-    def embedding(self, table: Matrix) -> T:
-        """Give the rows of the step's token ids."""
+    def embedding(self, table: Matrix, scale: float = 1.0) -> T:
+        """Give the rows of the step's token ids, times `scale`."""
         ...
 
     def rms_norm(self, x: T, weight: torch.Tensor, eps: float) -> T:
@@ -71,16 +72,24 @@ class Forward(Protocol[T]):
         """Norm of a sum, and the sum; neither `x` nor `residual` is used again."""
         ...
 
-    def linear(self, x: T, weight: Matrix, bias: torch.Tensor | None) -> T:
-        """Product."""
+    def add(self, x: T, residual: T) -> T:
+        """Sum; neither `x` nor `residual` is used again."""
+        ...
+
+    def linear(self, x: T, weight: Matrix, bias: torch.Tensor | None, scale: float = 1.0) -> T:
+        """Product, times `scale`."""
         ...
 
     def silu_mul(self, gate_up: T) -> T:
         """Gated activation; `gate_up` is not used again."""
         ...
 
-    def rotate_and_store(self, qkv: T, layer: int) -> T:
-        """Rotate queries and keys, write keys and values into the layer's cache, give the queries."""
+    def gelu_mul(self, gate_up: T) -> T:
+        """The other one; `gate_up` is not used again."""
+        ...
+
+    def rotate_and_store(self, qkv: T, layer: int, how: Rotation) -> T:
+        """Norm and rotate queries and keys, write keys and values into the layer's cache, give the queries."""
         ...
 
     def paged_attention(self, query: T, layer: int, scale: float, window: int = 0, soft_cap: float = 0.0) -> T:
@@ -112,18 +121,18 @@ Begin = Callable[[Inputs, Asked | None], Finish]  # begins a step; the one befor
 class Immediate:
     """A `Forward` on tensors for one step.
 
-    cache is [layers, 2, num_blocks, block_size, kv_heads, width], see `kv_layout`.
+    cache is [layers, 2, num_blocks, block_size, kv_heads, width], see `kv_layout`; `tables` are the rotary tables.
     """
 
-    def __init__(self, backend: Backend, inputs: Inputs, cache: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    def __init__(self, backend: Backend, inputs: Inputs, cache: torch.Tensor, tables: Sequence[torch.Tensor]) -> None:
         self._ops = backend
         self._inputs = inputs
         self._cache = cache
-        self._cos_sin = cos_sin
+        self._tables = tables
 
-    def embedding(self, table: Matrix) -> torch.Tensor:
+    def embedding(self, table: Matrix, scale: float = 1.0) -> torch.Tensor:
         """`embedding.embedding`."""
-        return self._ops.embedding(self._inputs.token_ids, table)
+        return self._ops.embedding(self._inputs.token_ids, table, scale)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """`rms_norm.rms_norm`."""
@@ -135,19 +144,28 @@ class Immediate:
         """`rms_norm.add_rms_norm`."""
         return self._ops.add_rms_norm(x, residual, weight, eps)
 
-    def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """`rms_norm.add`."""
+        return self._ops.add(x, residual)
+
+    def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, scale: float = 1.0) -> torch.Tensor:
         """`linear.linear`."""
-        return self._ops.linear(x, weight, bias)
+        return self._ops.linear(x, weight, bias, scale)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """`silu_mul.silu_mul`."""
+        """`gated.silu_mul`."""
         return self._ops.silu_mul(gate_up)
 
-    def rotate_and_store(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """`gated.gelu_mul`."""
+        return self._ops.gelu_mul(gate_up)
+
+    def rotate_and_store(self, qkv: torch.Tensor, layer: int, how: Rotation) -> torch.Tensor:
         """`rotary.rotate_and_store`, as [rows, heads·head_dim]."""
         keys, values = self._cache[layer]
         step = self._inputs
-        query = self._ops.rotate_and_store(qkv, step.positions, self._cos_sin, keys, values, step.slots)
+        table = None if how.table is None else self._tables[how.table]
+        query = self._ops.rotate_and_store(qkv, step.positions, table, keys, values, step.slots, how.norm)
         return query.flatten(1)
 
     def paged_attention(
@@ -159,12 +177,12 @@ class Immediate:
         return self._ops.paged_attention(heads, keys, values, self._inputs.paging, scale, window, soft_cap).flatten(1)
 
 
-def immediately(backend: Backend, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor) -> Begin:
+def immediately(backend: Backend, describe: Describe, cache: torch.Tensor, tables: Sequence[torch.Tensor]) -> Begin:
     """A pass that is computed operation by operation; on the CPU at its end, for whoever begins it does not wait."""
 
     @torch.inference_mode()
     def compute(inputs: Inputs, asked: Asked | None) -> Computed:
-        hidden = describe(Immediate(backend, inputs, cache, cos_sin))
+        hidden = describe(Immediate(backend, inputs, cache, tables))
         is_finite = bool(torch.isfinite(hidden.sum(dtype=torch.float32)))  # a sum that is has only finite terms
         return Computed(hidden, is_finite, None if asked is None else backend.score(hidden, asked))
 

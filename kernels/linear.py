@@ -10,12 +10,14 @@ from .matrix import Matrix
 ROW_MULTIPLES = (4, 8, 16, 32, 64)
 
 
-def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Give x · weightᵀ + bias: x [rows, inputs], weight [outputs, inputs], bias [outputs] or None, all of one dtype.
+def linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+    """Give (x · weightᵀ + bias) · scale: x [rows, inputs], weight [outputs, inputs], bias [outputs] or None.
 
-    A row's bits do not depend on the other rows as long as the number of rows is a multiple of `row_multiple`.
+    All of one dtype; `scale` is applied in float32. torch rounds its products to bfloat16 before, ours do not. A row's
+    bits do not depend on the other rows as long as the number of rows is a multiple of `row_multiple`.
     """
-    return functional.linear(x, weight.plain, bias)
+    product = functional.linear(x, weight.plain, bias)
+    return product if scale == 1.0 else (product.float() * scale).to(x.dtype)
 
 
 def padded_rows(rows: int, multiple: int) -> int:

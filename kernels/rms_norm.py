@@ -1,4 +1,4 @@
-"""Root-mean-square norm, plain and with the residual sum before it."""
+"""Root-mean-square norm, plain and with the residual sum before it, and that sum alone."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import torch
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Scale each row to a root mean square of one, then by `weight`: x / sqrt(mean(x²) + eps) · weight.
 
-    x [rows, hidden] and weight [hidden] share one dtype, which the result has as well; arithmetic is float32. The
-    inputs are left alone. Source: https://arxiv.org/abs/1910.07467
+    x [rows, hidden]; weight float32 [hidden]; the result has x's dtype; arithmetic is float32. The inputs are left
+    alone. Source: https://arxiv.org/abs/1910.07467
     """
-    wide = x.float()
-    mean = (wide * wide).mean(-1, keepdim=True)
-    return (wide * (1.0 / torch.sqrt(mean + eps)) * weight.float()).to(x.dtype)
+    return normed(x, weight, eps).to(x.dtype)
 
 
 def add_rms_norm(
@@ -25,3 +23,15 @@ def add_rms_norm(
     """
     total = x + residual
     return rms_norm(total, weight, eps), total
+
+
+def add(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Give x + residual, a new tensor; both are [rows, hidden] of one dtype."""
+    return x + residual
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm` over the last dimension of x [..., hidden], in float32 and not rounded to x's dtype."""
+    wide = x.float()
+    mean = (wide * wide).mean(-1, keepdim=True)
+    return wide * (1.0 / torch.sqrt(mean + eps)) * weight

@@ -1,17 +1,21 @@
-"""A decoder of the Llama family: norm, attention, norm, gated feed-forward, each added to a residual.
+"""The decoder of every architecture in `families`: attention and gated feed-forward, each added to a residual.
 
-Source of the layout: https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2407.21783 (scaling of the rotary
-frequencies)
+    norms before  residual += scale · branch(norm(residual))
+    norms after   residual += norm(branch(residual))
+    norms around  residual += norm(branch(norm(residual)))
+
+Source of the layout: https://arxiv.org/abs/2302.13971; of norms after: https://arxiv.org/abs/2501.00656; of norms
+around and of the caps: https://arxiv.org/abs/2408.00118
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from ...kernels.forward import Forward, T
-from ..config import ModelConfig, RopeConfig
+from ...kernels.matrix import Matrix
+from ...kernels.rotary import QueryKeyNorm, Rotation
+from ..config import ModelConfig
 from ..weights import DecoderWeights, LayerWeights
 
 
@@ -24,43 +28,50 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
         self.weights = weights
+        # a root that is no bfloat16 number is rounded to one by its own model as well
+        scale = torch.tensor(config.embedding_scale)
+        self._embedding_scale = float(scale.to(weights.embedding.dtype) if config.family.scaled_embedding else scale)
 
     def describe(self, ops: Forward[T]) -> T:
         """Call the operations of one pass; give the final norm's output, [rows, hidden]."""
-        weights, eps = self.weights, self.config.rms_norm_eps
-        residual = ops.embedding(weights.embedding)
-        normed = ops.rms_norm(residual, weights.layers[0].input_norm, eps)
+        weights = self.weights
+        residual = ops.embedding(weights.embedding, self._embedding_scale)
+        first = weights.layers[0].input_norm
+        x = residual if first is None else ops.rms_norm(residual, first, self.config.rms_norm_eps)
         for number, layer in enumerate(weights.layers):
-            attended = self._attention(ops, normed, layer, number)
-            normed, residual = ops.add_rms_norm(attended, residual, layer.mlp_norm, eps)
-            gated = ops.silu_mul(ops.linear(normed, layer.gate_up, layer.gate_up_bias))
-            fed = ops.linear(gated, layer.down, layer.down_bias)
+            attended = self._after(ops, self._attention(ops, x, layer, number), layer.attended_norm)
+            x, residual = self._join(ops, attended, residual, layer.mlp_norm)
+            fed = self._after(ops, self._feed_forward(ops, x, layer), layer.fed_norm)
             last = number + 1 == len(weights.layers)
             next_norm = weights.final_norm if last else weights.layers[number + 1].input_norm
-            normed, residual = ops.add_rms_norm(fed, residual, next_norm, eps)
-        return normed
+            x, residual = self._join(ops, fed, residual, next_norm)
+        return x
 
     def _attention(self, ops: Forward[T], x: T, layer: LayerWeights, number: int) -> T:
+        config, kind = self.config, self.config.layers[number]
+        norm = None
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norm = QueryKeyNorm(layer.query_norm, layer.key_norm, config.rms_norm_eps)
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-        query = ops.rotate_and_store(qkv, number)
-        seen = ops.paged_attention(query, number, self.config.scale)
-        return ops.linear(seen, layer.out, layer.out_bias)
+        query = ops.rotate_and_store(qkv, number, Rotation(kind.rope, norm))
+        seen = ops.paged_attention(query, number, config.scale, kind.window, config.soft_cap)
+        return self._added(ops, seen, layer.out, layer.out_bias)
 
+    def _feed_forward(self, ops: Forward[T], x: T, layer: LayerWeights) -> T:
+        gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
+        gated = ops.gelu_mul(gate_up) if self.config.activation == "gelu" else ops.silu_mul(gate_up)
+        return self._added(ops, gated, layer.down, layer.down_bias)
 
-def rotary_table(rope: RopeConfig, head_dim: int, max_len: int) -> torch.Tensor:
-    """Give float32 [max_len, head_dim]: at each position the cosines of head_dim/2 angles, then their sines."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    angles = torch.outer(torch.arange(max_len, dtype=torch.float32), _scaled(1.0 / rope.theta**exponents, rope))
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+    def _added(self, ops: Forward[T], x: T, weight: Matrix, bias: torch.Tensor | None) -> T:
+        """The last product of a branch, as large as it is to be added."""
+        return ops.linear(x, weight, bias, self.config.residual_scale)
 
+    def _after(self, ops: Forward[T], branch: T, norm: torch.Tensor | None) -> T:
+        return branch if norm is None else ops.rms_norm(branch, norm, self.config.rms_norm_eps)
 
-def _scaled(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Stretch the frequencies as the configuration says."""
-    if rope.kind == "default":
-        return frequencies
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    # llama3: long waves are stretched, short ones kept, and in between the two are blended
-    turns = rope.original_max_position * frequencies / (2 * math.pi)
-    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
-    return (1.0 - kept) * frequencies / rope.factor + kept * frequencies
+    def _join(self, ops: Forward[T], branch: T, residual: T, norm: torch.Tensor | None) -> tuple[T, T]:
+        """Add a branch; give what the next one begins with, and the sum."""
+        if norm is not None:
+            return ops.add_rms_norm(branch, residual, norm, self.config.rms_norm_eps)
+        total = ops.add(branch, residual)
+        return total, total

@@ -168,7 +168,7 @@ ALWAYS_INLINE void mask(const Sizes& s, const Tile<T>& tile, int32_t start, int3
     vf factor = splat(s.scale);
     if constexpr (KvCache<T>::SCALED) factor *= load((const float*)tile.key_scales[v]);
     vf x = score[v] * factor;
-    if (s.soft_cap > 0) x = s.soft_cap * (1.f - 2.f / (exp(x * (2.f / s.soft_cap)) + 1.f));
+    if (s.soft_cap > 0) x = capped(x, s.soft_cap);
     const vi position = lane + (start + v * LANES);
     const bool all = from <= start && to >= start + TILE;
     score[v] = all ? x : ((position >= from) & (position < to)) ? x : splat(NONE);

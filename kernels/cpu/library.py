@@ -7,6 +7,7 @@ during a call.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,44 +16,19 @@ import torch
 from ..attention import Paging
 from ..embedding import Asked, Scores
 from ..forward import Begin, Describe
+from ..gated import ACTIVATIONS, Activation
 from ..kv_layout import cached_head_dim
 from ..large_pages import zeros_in_large_pages
 from ..matrix import Matrix
+from ..rotary import QueryKeyNorm
 from ..sample import SampleParameters
-from .pointers import Scoring, is_bf16, matrix_pointer, product_pointer
+from .pointers import Scoring, is_bf16, is_whole_norm, matrix_pointer, product_pointer
 from .pointers import address as _at
 from .program import Calls, cache_type, record
-from .structs import Attention, Gate, MatrixPointer, Norm, Operation, Product, Rotation, ScoresCall, Step
+from .signatures import RESULTS, SIGNATURES
+from .structs import Attention, Gate, Norm, Product, Rotation, Sum
 
 SCREENED_OUTPUTS = 2048  # and more: with fewer, all scores are computed as fast
-
-_AT, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-_POINTER = ctypes.POINTER
-_RESULTS = {
-    "headrace_begin": _AT,
-    "headrace_compress": _INT64,
-    "headrace_screen_bytes": _INT64,
-    "headrace_screen": _INT,
-    "headrace_score_bounds": ctypes.c_float,
-}
-_SIGNATURES = {
-    "headrace_norm": [_POINTER(Norm), _INT],
-    "headrace_rotate_and_store": [_POINTER(Rotation), _INT],
-    "headrace_silu_mul": [_POINTER(Gate), _INT],
-    "headrace_paged_attention": [_POINTER(Attention), _INT],
-    "headrace_pack": [_POINTER(MatrixPointer), _INT],
-    "headrace_compress": [_POINTER(MatrixPointer), _INT],
-    "headrace_product": [_POINTER(Product), _INT, _INT],
-    "headrace_rows": [_POINTER(MatrixPointer), _AT, _INT64, _AT, _INT],
-    "headrace_screen_bytes": [_INT64] * 2,
-    "headrace_screen": [_POINTER(MatrixPointer), _AT, _INT],
-    "headrace_score_bounds": [_POINTER(ScoresCall), _AT, _AT],
-    "headrace_scores": [_POINTER(ScoresCall), _INT],
-    "headrace_begin": [_POINTER(Operation), _INT64, _POINTER(Step), _POINTER(ScoresCall), _INT],
-    "headrace_finish": [_AT],
-    "headrace_sample": [_AT] * 9 + [_INT64] * 2 + [_INT],
-    "headrace_token_words": [_INT64] * 3 + [_AT, _INT64, _AT],
-}
 
 
 class CpuLibrary:
@@ -63,16 +39,21 @@ class CpuLibrary:
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
-        for name, arguments in _SIGNATURES.items():
+        for name, arguments in SIGNATURES.items():
             function = getattr(self._library, name)
-            function.argtypes, function.restype = arguments, _RESULTS.get(name)
+            function.argtypes, function.restype = arguments, RESULTS.get(name)
 
     def record(
-        self, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int, dtype: torch.dtype
+        self,
+        describe: Describe,
+        cache: torch.Tensor,
+        tables: Sequence[torch.Tensor],
+        max_rows: int,
+        dtype: torch.dtype,
     ) -> Begin:
         """`program.record`."""
         calls = Calls(self._library.headrace_begin, self._library.headrace_finish)
-        return record(calls, describe, cache, cos_sin, max_rows, dtype)
+        return record(calls, describe, cache, tables, max_rows, dtype)
 
     def pack(self, matrix: Matrix) -> Matrix:
         """Bring a matrix into panels, where it lies: the argument is of no use afterwards."""
@@ -109,30 +90,40 @@ class CpuLibrary:
         made = self._library.headrace_screen(matrix_pointer(matrix), screen.data_ptr(), torch.get_num_threads())
         return replace(matrix, screen=screen) if made else matrix
 
-    def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(
+        self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None, scale: float = 1.0
+    ) -> torch.Tensor:
         """`linear.linear`."""
         out = torch.empty((len(x), weight.outputs), dtype=x.dtype)
-        self._library.headrace_product(self._product(x, weight, bias, out), 0, torch.get_num_threads())
+        self._library.headrace_product(self._product(x, weight, bias, out, scale), 0, torch.get_num_threads())
         return out
 
-    def linear_silu_mul(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """`linear.linear`, then `silu_mul.silu_mul`; half of the outputs must be whole panels."""
+    def linear_gated(
+        self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, activation: Activation
+    ) -> torch.Tensor:
+        """`linear.linear`, then `gated.silu_mul` or `gated.gelu_mul`; half of the outputs must be whole panels."""
         out = torch.empty((len(x), weight.outputs // 2), dtype=x.dtype)
-        self._library.headrace_product(self._product(x, weight, bias, out), 1, torch.get_num_threads())
+        call = self._product(x, weight, bias, out)
+        call.activation = ACTIVATIONS.index(activation)
+        self._library.headrace_product(call, 1, torch.get_num_threads())
         return out
 
-    def _product(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, out: torch.Tensor) -> Product:
+    def _product(
+        self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, out: torch.Tensor, scale: float = 1.0
+    ) -> Product:
         if x.shape[1] != weight.inputs:
             raise TypeError(f"expected a matrix with {x.shape[1]} inputs, got {weight.inputs}")
-        return Product(_at(x, weight.dtype), product_pointer(weight), _at(bias, x.dtype), out.data_ptr(), len(x))
+        at = _at(x, weight.dtype)
+        return Product(at, product_pointer(weight), _at(bias, x.dtype), out.data_ptr(), len(x), scale)
 
-    def embedding(self, token_ids: torch.Tensor, table: Matrix) -> torch.Tensor:
+    def embedding(self, token_ids: torch.Tensor, table: Matrix, scale: float = 1.0) -> torch.Tensor:
         """`embedding.embedding`."""
         out = torch.empty((len(token_ids), table.inputs), dtype=table.dtype)
         self._library.headrace_rows(
             matrix_pointer(table),
             _at(token_ids, torch.int64),
             len(token_ids),
+            scale,
             out.data_ptr(),
             torch.get_num_threads(),
         )
@@ -143,6 +134,11 @@ class CpuLibrary:
         call, made = Scoring(hidden, asked.output, len(asked.rows)).call(asked)
         self._library.headrace_scores(call, torch.get_num_threads())
         return made
+
+    def cap_scores(self, scores: torch.Tensor, divisor: float, soft_cap: float) -> None:
+        """`embedding.cap_scores`."""
+        threads = torch.get_num_threads()
+        self._library.headrace_cap_scores(_at(scores, torch.float32), *scores.shape, divisor, soft_cap, threads)
 
     def score_bounds(self, hidden: torch.Tensor, screened: Matrix) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What the screen says that the scores of `hidden` [hidden] are not below and not above, float64 [vocab].
@@ -179,28 +175,40 @@ class CpuLibrary:
         eps: float,
     ) -> None:
         call = Norm(
-            _at(x, x.dtype), _at(residual, x.dtype), _at(weight, x.dtype), _at(out, x.dtype), _at(total, x.dtype),
+            _at(x, x.dtype), _at(residual, x.dtype), _at(weight, torch.float32), _at(out, x.dtype), _at(total, x.dtype),
             *x.shape, eps, is_bf16(x.dtype),
         )  # fmt: skip
         self._library.headrace_norm(call, torch.get_num_threads())
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """`rms_norm.add`."""
+        out = torch.empty_like(x)
+        call = Sum(_at(x, x.dtype), _at(residual, x.dtype), out.data_ptr(), *x.shape, is_bf16(x.dtype))
+        self._library.headrace_add(call, torch.get_num_threads())
+        return out
 
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
         positions: torch.Tensor,
-        cos_sin: torch.Tensor,
+        cos_sin: torch.Tensor | None,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         slots: torch.Tensor,
+        norm: QueryKeyNorm | None = None,
     ) -> torch.Tensor:
         """`rotary.rotate_and_store`."""
         kv_heads, head_dim = k_cache.shape[2], cached_head_dim(k_cache)
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         query = torch.empty((len(qkv), heads, head_dim), dtype=qkv.dtype)
+        weights = (None, None) if norm is None else (norm.query, norm.key)
+        whole = norm is not None and is_whole_norm(norm, heads, kv_heads, head_dim)
         call = Rotation(
             _at(qkv, qkv.dtype), _at(positions, torch.int64), _at(slots, torch.int64), _at(cos_sin, torch.float32),
-            _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), query.data_ptr(),
-            len(qkv), heads, kv_heads, head_dim, k_cache.shape[1], is_bf16(qkv.dtype), cache_type(k_cache),
+            *(_at(weight, torch.float32) for weight in weights), _at(k_cache, k_cache.dtype),
+            _at(v_cache, k_cache.dtype), query.data_ptr(), len(qkv), heads, kv_heads, head_dim,
+            0 if cos_sin is None else cos_sin.shape[1], k_cache.shape[1], 0.0 if norm is None else norm.eps, whole,
+            is_bf16(qkv.dtype), cache_type(k_cache),
         )  # fmt: skip
         self._library.headrace_rotate_and_store(call, torch.get_num_threads())
         return query
@@ -228,11 +236,19 @@ class CpuLibrary:
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """`silu_mul.silu_mul`."""
+        """`gated.silu_mul`."""
+        return self._gated(gate_up, "silu")
+
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """`gated.gelu_mul`."""
+        return self._gated(gate_up, "gelu")
+
+    def _gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         rows, width = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty((rows, width), dtype=gate_up.dtype)
-        call = Gate(_at(gate_up, gate_up.dtype), out.data_ptr(), rows, width, is_bf16(gate_up.dtype))
-        self._library.headrace_silu_mul(call, torch.get_num_threads())
+        number = ACTIVATIONS.index(activation)
+        call = Gate(_at(gate_up, gate_up.dtype), out.data_ptr(), rows, width, number, is_bf16(gate_up.dtype))
+        self._library.headrace_gate(call, torch.get_num_threads())
         return out
 
     def sample(self, scores: torch.Tensor, parameters: SampleParameters) -> torch.Tensor:

@@ -1,14 +1,23 @@
 // The operations between the products, each done by a team. Types are float32, or bfloat16 where a flag says so.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "team.h"
 
+constexpr int64_t SHARE = 8192;  // values of a share; with fewer, handing out takes longer than the work
+inline int64_t rows_of_share(int64_t width) { return std::max<int64_t>(1, SHARE / width); }
+
+// Of one operation by itself. With little to do, waking threads takes longer than the work.
+constexpr int64_t WORTH_A_WAKE = 32768;  // values
+inline int threads_for(int64_t values, int threads) { return values < WORTH_A_WAKE ? 1 : threads; }
+
 // rms_norm.py: out = norm(x), or with a residual total = x + residual and out = norm(total). out may be x, total residual.
 struct Norm {
-  const void *x, *residual, *weight;
+  const void *x, *residual;
+  const float* weight;
   void *out, *total;
   int64_t rows, hidden;
   float eps;
@@ -16,25 +25,36 @@ struct Norm {
 };
 void norm(Member& member, const Norm& n);
 
-// rotary.py
-struct Rotation {
-  const void* qkv;
-  const int64_t *positions, *slots;
-  const float* cos_sin;
-  void *k_cache, *v_cache, *query;
-  int64_t rows, heads, kv_heads, head_dim, block_size;
-  int32_t bf16, cache_type;  // CacheType of kv_cache.h
-};
-void rotate_and_store(Member& member, const Rotation& r);
-
-// silu_mul.py
-struct Gate {
-  const void* gate_up;
+// rms_norm.py: out = x + residual, and out may be either.
+struct Sum {
+  const void *x, *residual;
   void* out;
   int64_t rows, width;
   int32_t bf16;
 };
-void silu_mul(Member& member, const Gate& g);
+void add(Member& member, const Sum& s);
+
+// rotary.py
+struct Rotation {
+  const void* qkv;
+  const int64_t *positions, *slots;
+  const float *cos_sin, *query_norm, *key_norm;  // null where nothing turns, or is normed
+  void *k_cache, *v_cache, *query;
+  int64_t rows, heads, kv_heads, head_dim, rotary_dim, block_size;
+  float eps;
+  int32_t whole_norm;        // norms are of all heads together, not of each
+  int32_t bf16, cache_type;  // CacheType of kv_cache.h
+};
+void rotate_and_store(Member& member, const Rotation& r);
+
+// gated.py
+struct Gate {
+  const void* gate_up;
+  void* out;
+  int64_t rows, width;
+  int32_t activation, bf16;  // the former as simd.cpp counts them
+};
+void gate(Member& member, const Gate& g);
 
 // attention.py
 struct Attention {

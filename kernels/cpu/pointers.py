@@ -6,6 +6,7 @@ import torch
 
 from ..embedding import Asked, Scores
 from ..matrix import Matrix
+from ..rotary import QueryKeyNorm
 from .structs import MatrixPointer, ScoresCall
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -28,6 +29,16 @@ def is_bf16(dtype: torch.dtype) -> bool:
     if dtype not in TYPES:
         raise TypeError(f"the compiled CPU kernels know {TYPES[0]} and {TYPES[1]}, not {dtype}")
     return dtype == torch.bfloat16
+
+
+def is_whole_norm(norm: QueryKeyNorm, heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Whether a norm is of all heads together and not of each. Raises TypeError for weights of any other length."""
+    lengths = len(norm.query), len(norm.key)
+    if lengths == (head_dim, head_dim):
+        return False
+    if lengths != (heads * head_dim, kv_heads * head_dim):
+        raise TypeError(f"expected norms of a head's {head_dim} values or of all heads', got {lengths}")
+    return True
 
 
 def matrix_pointer(matrix: Matrix) -> MatrixPointer:

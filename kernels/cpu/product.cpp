@@ -8,12 +8,12 @@
 
 namespace {
 
-// Sums as the result's type holds them, after the bias.
+// Sums as the result's type holds them, after the bias and the scale.
 template <typename T>
-inline vf finished(const float* sum, const T* bias, int64_t left) {
+inline vf finished(const float* sum, const T* bias, int64_t left, float scale) {
   vf value = load(sum);
   if (bias) value += load_upto(bias, left);
-  return rounded<T>(value);
+  return rounded<T>(value * scale);
 }
 
 // sums[r][o] of rows [first, first + count) and one panel, in whichever form that is. `next` may be beyond the last.
@@ -37,7 +37,8 @@ void multiply_all(Member& member, const Product& p) {
     for (int64_t r = 0; r < count; r++)
       for (int64_t o = begin; o < end; o += LANES) {
         const T* bias = p.bias ? (const T*)p.bias + o : nullptr;
-        store_upto((T*)p.out + (first + r) * outputs + o, finished(sums + r * PANEL + o - begin, bias, end - o), end - o);
+        const vf value = finished(sums + r * PANEL + o - begin, bias, end - o, p.scale);
+        store_upto((T*)p.out + (first + r) * outputs + o, value, end - o);
       }
   });
 }
@@ -53,19 +54,22 @@ void multiply_gated(Member& member, const Product& p) {
       for (int64_t i = 0; i < PANEL; i += LANES) {
         const int64_t o = panel * PANEL + i;
         const T *bias = p.bias ? (const T*)p.bias + o : nullptr, *up_bias = p.bias ? bias + width : nullptr;
-        const vf gate = finished(gates + r * PANEL + i, bias, LANES), up = finished(ups + r * PANEL + i, up_bias, LANES);
-        store((T*)p.out + (first + r) * width + o, silu(gate) * up);
+        const vf gate = finished(gates + r * PANEL + i, bias, LANES, p.scale);
+        const vf up = finished(ups + r * PANEL + i, up_bias, LANES, p.scale);
+        store((T*)p.out + (first + r) * width + o, activated(p.activation, gate) * up);
       }
   });
 }
 
 template <typename T>
-void gather(const Matrix& m, int64_t row, T* out) {
+void gather(const Matrix& m, int64_t row, float scale, T* out) {
   constexpr int together = TOGETHER<T>;
   const T* from = panel_of<T>(m, row / PANEL) + row % PANEL * together;
   int64_t k = 0;
   for (; k + together <= m.inputs; k += together, from += PANEL * together) std::memcpy(out + k, from, sizeof(float));
   if (k < m.inputs) out[k] = *from;
+  if (scale == 1.f) return;
+  for (k = 0; k < m.inputs; k += LANES) store_upto(out + k, load_upto(out + k, m.inputs - k) * scale, m.inputs - k);
 }
 
 template <typename T>
@@ -99,10 +103,10 @@ void gated_product(Member& member, const Product& p) {
   p.matrix.bf16 ? multiply_gated<uint16_t>(member, p) : multiply_gated<float>(member, p);
 }
 
-void rows_of(Member& member, const Matrix& matrix, const int64_t* rows, int64_t count, void* out) {
+void rows_of(Member& member, const Matrix& matrix, const int64_t* rows, int64_t count, float scale, void* out) {
   member.each(count, 8, [&](int64_t r) {
-    if (matrix.bf16) gather(matrix, rows[r], (uint16_t*)out + r * matrix.inputs);
-    else gather(matrix, rows[r], (float*)out + r * matrix.inputs);
+    if (matrix.bf16) gather(matrix, rows[r], scale, (uint16_t*)out + r * matrix.inputs);
+    else gather(matrix, rows[r], scale, (float*)out + r * matrix.inputs);
   });
 }
 
@@ -116,6 +120,6 @@ extern "C" void headrace_product(const Product* p, int gated, int threads) {
   with_team(threads, [&](Member& member) { gated ? gated_product(member, *p) : product(member, *p); });
 }
 
-extern "C" void headrace_rows(const Matrix* matrix, const int64_t* rows, int64_t count, void* out, int threads) {
-  with_team(threads, [&](Member& member) { rows_of(member, *matrix, rows, count, out); });
+extern "C" void headrace_rows(const Matrix* matrix, const int64_t* rows, int64_t count, float scale, void* out, int threads) {
+  with_team(threads, [&](Member& member) { rows_of(member, *matrix, rows, count, scale, out); });
 }

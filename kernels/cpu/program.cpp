@@ -5,22 +5,22 @@
 
 namespace {
 
-enum Kind : int32_t { ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND };
+enum Kind : int32_t { ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND, ADD };
 
 // One recorded operation; program.py has the same fields. What a kind does not need is zero.
 struct Operation {
-  int32_t kind, bf16, cache_type, compressed;
+  int32_t kind, bf16, cache_type, compressed, activation, whole_norm;
   float eps_or_scale, soft_cap;
   const void *in, *residual, *weight, *bias;
   void *out, *total, *k_cache, *v_cache;
-  int64_t inputs, outputs, heads, kv_heads, head_dim, block_size, window;
+  const float *cos_sin, *query_norm, *key_norm;
+  int64_t inputs, outputs, heads, kv_heads, head_dim, rotary_dim, block_size, window;
 };
 
 // What changes from one step to the next.
 struct Step {
   const int64_t *token_ids, *positions, *slots;
   const int32_t *block_table, *query_start, *kv_len;
-  const float* cos_sin;
   const void* result;  // [rows, width]
   int32_t* finite;     // 1 beforehand; whether all of the result is
   int64_t rows, sequences, table_width, width;
@@ -45,7 +45,13 @@ void check(Member& member, const Step& s) {
 
 inline Matrix matrix(const Operation& o) { return {o.weight, o.outputs, o.inputs, o.bf16, o.compressed}; }
 inline bool is_product(const Operation& o) { return o.kind == PRODUCT || o.kind == GATED_PRODUCT; }
-inline Product of_product(const Operation& o, const Step& s) { return {o.in, matrix(o), o.bias, o.out, s.rows}; }
+inline Product of_product(const Operation& o, const Step& s) {
+  return {o.in, matrix(o), o.bias, o.out, s.rows, o.eps_or_scale, o.activation};
+}
+
+inline Norm of_norm(const Operation& o, const Step& s) {
+  return {o.in, o.residual, (const float*)o.weight, o.out, o.total, s.rows, o.inputs, o.eps_or_scale, o.bf16};
+}
 
 inline Attention of_attention(const Operation& o, const Step& s) {
   return {o.in, o.k_cache, o.v_cache, o.out, s.block_table, s.query_start, s.kv_len, s.rows, s.sequences, s.table_width,
@@ -53,8 +59,8 @@ inline Attention of_attention(const Operation& o, const Step& s) {
 }
 
 inline Rotation of_rotation(const Operation& o, const Step& s) {
-  return {o.in, s.positions, s.slots, s.cos_sin, o.k_cache, o.v_cache, o.out, s.rows, o.heads, o.kv_heads, o.head_dim,
-          o.block_size, o.bf16, o.cache_type};
+  return {o.in, s.positions, s.slots, o.cos_sin, o.query_norm, o.key_norm, o.k_cache, o.v_cache, o.out, s.rows, o.heads,
+          o.kv_heads, o.head_dim, o.rotary_dim, o.block_size, o.eps_or_scale, o.whole_norm, o.bf16, o.cache_type};
 }
 
 inline bool same_plan(const Attention& a, const Operation& o) {
@@ -98,13 +104,14 @@ struct Worker {
 
   void run(const Operation& o) {
     switch (o.kind) {
-      case ROWS_OF: return rows_of(member, matrix(o), step.token_ids, step.rows, o.out);
-      case NORM: return norm(member, {o.in, o.residual, o.weight, o.out, o.total, step.rows, o.inputs, o.eps_or_scale, o.bf16});
+      case ROWS_OF: return rows_of(member, matrix(o), step.token_ids, step.rows, o.eps_or_scale, o.out);
+      case NORM: return norm(member, of_norm(o, step));
       case PRODUCT: return product(member, of_product(o, step));
       case GATED_PRODUCT: return gated_product(member, of_product(o, step));
-      case GATE: return silu_mul(member, {o.in, o.out, step.rows, o.outputs, o.bf16});
+      case GATE: return gate(member, {o.in, o.out, step.rows, o.outputs, o.activation, o.bf16});
       case ROTATE: return rotate_and_store(member, of_rotation(o, step));
       case ATTEND: return attend(o);
+      case ADD: return add(member, {o.in, o.residual, o.out, step.rows, o.inputs, o.bf16});
     }
   }
 };

@@ -9,19 +9,21 @@ is used again as soon as nothing reads it any more.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ..embedding import Asked, Scores
 from ..forward import Begin, Computed, Describe, Inputs
+from ..gated import ACTIVATIONS, Activation
 from ..kv_layout import cached_head_dim
 from ..matrix import PANEL, Matrix
-from .pointers import Scoring
+from ..rotary import Rotation
+from .pointers import Scoring, address, is_whole_norm
 from .structs import Operation, ScoresCall, Step
 
-ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND = range(7)  # program.cpp has the same
+ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND, ADD = range(8)  # program.cpp has the same
 
 CACHE_TYPES = (torch.float32, torch.bfloat16, torch.int8)  # kv_cache.h has the same
 
@@ -53,15 +55,16 @@ class _Recorded:
 class Recorder:
     """A `forward.Forward` that computes nothing."""
 
-    def __init__(self, dtype: torch.dtype, cache: torch.Tensor) -> None:
+    def __init__(self, dtype: torch.dtype, cache: torch.Tensor, tables: Sequence[torch.Tensor] = ()) -> None:
         self.dtype = dtype
         self.cache = cache
+        self.tables = tables
         self.operations: list[_Recorded] = []
 
-    def embedding(self, table: Matrix) -> Register:
+    def embedding(self, table: Matrix, scale: float = 1.0) -> Register:
         """`embedding.embedding`."""
         out = self._register(table.inputs)
-        return self._add(self._matrix(ROWS_OF, table), out=out)
+        return self._add(self._matrix(ROWS_OF, table, scale), out=out)
 
     def rms_norm(self, x: Register, weight: torch.Tensor, eps: float) -> Register:
         """`rms_norm.rms_norm`."""
@@ -74,32 +77,54 @@ class Recorder:
         self._add(self._norm(x, weight, eps), x=x, residual=residual, out=x, total=residual)
         return x, residual
 
-    def linear(self, x: Register, weight: Matrix, bias: torch.Tensor | None) -> Register:
+    def add(self, x: Register, residual: Register) -> Register:
+        """`rms_norm.add`, in place of the residual."""
+        made = _Recorded({"kind": ADD, "inputs": x.width}, {})
+        return self._add(made, x=x, residual=residual, out=residual)
+
+    def linear(self, x: Register, weight: Matrix, bias: torch.Tensor | None, scale: float = 1.0) -> Register:
         """`linear.linear`."""
         if x.width != weight.inputs:
             raise ValueError(f"a product of {x.width} values a row with a matrix of {weight.inputs} inputs")
-        made = self._matrix(PRODUCT, weight)
+        made = self._matrix(PRODUCT, weight, scale)
         if bias is not None:
             made.fields["bias"] = bias.data_ptr()
             made.kept.append(bias)
         return self._add(made, x=x, out=self._register(weight.outputs))
 
     def silu_mul(self, gate_up: Register) -> Register:
-        """`silu_mul.silu_mul`, together with the product before it where that gives whole panels of both halves."""
+        """`gated.silu_mul`, together with the product before it where that gives whole panels of both halves."""
+        return self._gated(gate_up, "silu")
+
+    def gelu_mul(self, gate_up: Register) -> Register:
+        """`gated.gelu_mul`, likewise."""
+        return self._gated(gate_up, "gelu")
+
+    def _gated(self, gate_up: Register, activation: Activation) -> Register:
         width = gate_up.width // 2
+        number = ACTIVATIONS.index(activation)
         last = self.operations[-1]
         if last.registers["out"] is gate_up and last.fields["kind"] == PRODUCT and width % PANEL == 0:
-            last.fields["kind"] = GATED_PRODUCT
+            last.fields |= {"kind": GATED_PRODUCT, "activation": number}
             gate_up.width = width
             return gate_up
-        made = _Recorded({"kind": GATE, "outputs": width}, {})
+        made = _Recorded({"kind": GATE, "outputs": width, "activation": number}, {})
         return self._add(made, x=gate_up, out=self._register(width))
 
-    def rotate_and_store(self, qkv: Register, layer: int) -> Register:
+    def rotate_and_store(self, qkv: Register, layer: int, how: Rotation) -> Register:
         """`rotary.rotate_and_store`."""
         kv_heads, head_dim = self.cache.shape[-2], cached_head_dim(self.cache)
         heads = qkv.width // head_dim - 2 * kv_heads
         made = self._cached(ROTATE, layer, heads)
+        if how.table is not None:
+            table = self.tables[how.table]
+            made.fields |= {"cos_sin": address(table, torch.float32) or 0, "rotary_dim": table.shape[1]}
+            made.kept.append(table)
+        if (norm := how.norm) is not None:
+            whole = is_whole_norm(norm, heads, kv_heads, head_dim)
+            at = [address(weight, torch.float32) or 0 for weight in (norm.query, norm.key)]
+            made.fields |= {"query_norm": at[0], "key_norm": at[1], "eps_or_scale": norm.eps, "whole_norm": whole}
+            made.kept += [norm.query, norm.key]
         return self._add(made, x=qkv, out=self._register(heads * head_dim))
 
     def paged_attention(
@@ -121,17 +146,17 @@ class Recorder:
         self.operations.append(made)
         return registers["out"]
 
-    def _matrix(self, kind: int, matrix: Matrix) -> _Recorded:
+    def _matrix(self, kind: int, matrix: Matrix, scale: float) -> _Recorded:
         if not matrix.in_panels or matrix.dtype != self.dtype:
             raise TypeError(f"expected a {self.dtype} matrix in panels, got {matrix.dtype}")
         if matrix.compressed and kind != PRODUCT:
             raise TypeError("expected a matrix in whole panels, got a compressed one")
         fields = {"kind": kind, "weight": matrix.values.data_ptr(), "inputs": matrix.inputs, "outputs": matrix.outputs}
-        return _Recorded({**fields, "compressed": matrix.compressed}, {}, [matrix.values])
+        return _Recorded({**fields, "compressed": matrix.compressed, "eps_or_scale": scale}, {}, [matrix.values])
 
     def _norm(self, x: Register, weight: torch.Tensor, eps: float) -> _Recorded:
-        if weight.dtype != self.dtype or weight.shape != (x.width,):
-            raise TypeError(f"expected {x.width} {self.dtype} weights, got {weight.dtype} {tuple(weight.shape)}")
+        if weight.dtype != torch.float32 or weight.shape != (x.width,):
+            raise TypeError(f"expected {x.width} float32 weights, got {weight.dtype} {tuple(weight.shape)}")
         fields = {"kind": NORM, "weight": weight.data_ptr(), "inputs": x.width}
         return _Recorded({**fields, "eps_or_scale": eps}, {}, [weight])
 
@@ -157,12 +182,9 @@ class Calls:
 class Program:
     """A recorded pass. One step at a time: its buffers are its own, its result is one of them."""
 
-    def __init__(
-        self, calls: Calls, recorder: Recorder, result: Register, cos_sin: torch.Tensor, max_rows: int
-    ) -> None:
+    def __init__(self, calls: Calls, recorder: Recorder, result: Register, max_rows: int) -> None:
         self._calls = calls
-        self._cos_sin_at = cos_sin.data_ptr()
-        self._kept = [cos_sin, *(tensor for made in recorder.operations for tensor in made.kept)]
+        self._kept = [tensor for made in recorder.operations for tensor in made.kept]
         buffers = _place(recorder, result, max_rows)
         self._result = buffers[result]
         self._result_at, self._width = self._result.data_ptr(), result.width
@@ -185,7 +207,7 @@ class Program:
         step = Step(
             inputs.token_ids.data_ptr(), inputs.positions.data_ptr(), inputs.slots.data_ptr(),
             paging.block_table.data_ptr(), paging.query_start.data_ptr(), paging.kv_len.data_ptr(),
-            self._cos_sin_at, self._result_at, ctypes.addressof(finite),
+            self._result_at, ctypes.addressof(finite),
             inputs.num_rows, len(paging.kv_len), paging.block_table.shape[1], self._width, self._is_bf16,
         )  # fmt: skip
         call, scores = (None, None) if asked is None else self._scores(asked)
@@ -231,13 +253,13 @@ class Flight:
 
 
 def record(
-    calls: Calls, describe: Describe, cache: torch.Tensor, cos_sin: torch.Tensor, max_rows: int,
+    calls: Calls, describe: Describe, cache: torch.Tensor, tables: Sequence[torch.Tensor], max_rows: int,
     dtype: torch.dtype,
 ) -> Begin:  # fmt: skip
     """Record a pass for steps of up to `max_rows` rows."""
-    recorder = Recorder(dtype, cache)
+    recorder = Recorder(dtype, cache, tables)
     result = describe(recorder)
-    return Program(calls, recorder, result, cos_sin, max_rows)
+    return Program(calls, recorder, result, max_rows)
 
 
 def _place(recorder: Recorder, result: Register, max_rows: int) -> dict[Register, torch.Tensor]:

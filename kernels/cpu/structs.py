@@ -23,7 +23,8 @@ class Product(ctypes.Structure):
     """`Product`."""
 
     _fields_: ClassVar = [
-        ("x", ctypes.c_void_p), ("matrix", MatrixPointer), *_fields({"p": "bias out", "q": "rows"})
+        ("x", ctypes.c_void_p), ("matrix", MatrixPointer),
+        *_fields({"p": "bias out", "q": "rows", "f": "scale", "i": "activation"}),
     ]  # fmt: skip
 
 
@@ -46,15 +47,21 @@ class Rotation(ctypes.Structure):
     """`Rotation`."""
 
     _fields_: ClassVar = _fields({
-        "p": "qkv positions slots cos_sin k_cache v_cache query", "q": "rows heads kv_heads head_dim block_size",
-        "i": "bf16 cache_type",
+        "p": "qkv positions slots cos_sin query_norm key_norm k_cache v_cache query",
+        "q": "rows heads kv_heads head_dim rotary_dim block_size", "f": "eps", "i": "whole_norm bf16 cache_type",
     })  # fmt: skip
+
+
+class Sum(ctypes.Structure):
+    """`Sum`."""
+
+    _fields_: ClassVar = _fields({"p": "x residual out", "q": "rows width", "i": "bf16"})
 
 
 class Gate(ctypes.Structure):
     """`Gate`."""
 
-    _fields_: ClassVar = _fields({"p": "gate_up out", "q": "rows width", "i": "bf16"})
+    _fields_: ClassVar = _fields({"p": "gate_up out", "q": "rows width", "i": "activation bf16"})
 
 
 class Attention(ctypes.Structure):
@@ -71,9 +78,9 @@ class Operation(ctypes.Structure):
     """`Operation`: one recorded operation of a program."""
 
     _fields_: ClassVar = _fields({
-        "i": "kind bf16 cache_type compressed", "f": "eps_or_scale soft_cap",
-        "p": "x residual weight bias out total k_cache v_cache",
-        "q": "inputs outputs heads kv_heads head_dim block_size window",
+        "i": "kind bf16 cache_type compressed activation whole_norm", "f": "eps_or_scale soft_cap",
+        "p": "x residual weight bias out total k_cache v_cache cos_sin query_norm key_norm",
+        "q": "inputs outputs heads kv_heads head_dim rotary_dim block_size window",
     })  # fmt: skip
 
 
@@ -81,6 +88,6 @@ class Step(ctypes.Structure):
     """`Step`: what changes from one step of a program to the next."""
 
     _fields_: ClassVar = _fields({
-        "p": "token_ids positions slots block_table query_start kv_len cos_sin result finite",
+        "p": "token_ids positions slots block_table query_start kv_len result finite",
         "q": "rows sequences table_width width", "i": "bf16",
     })  # fmt: skip

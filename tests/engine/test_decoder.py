@@ -9,9 +9,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headrace.engine.batch import Batch, BatchBuilder
-from headrace.engine.config import RopeConfig
 from headrace.engine.intake import Limits, sequences_of
-from headrace.engine.models.decoder import rotary_table
+from headrace.engine.models.rotary import rotary_table
+from headrace.engine.rope import RopeConfig
 from headrace.engine.sequence import Sequence
 from headrace.engine.types import Plan, Request, ScheduledRow
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.engine.config import ModelConfig, RopeConfig, read_model_config
+from headrace.engine.config import LayerConfig, ModelConfig, read_model_config
 from headrace.engine.errors import MemoryBudgetError, ModelError, ModelNotFoundError, UnsupportedModelError
+from headrace.engine.families import FAMILIES
 from headrace.engine.load import bf16_is_fast, find_model, fingerprint, load_runner, resolve_device, resolve_dtype
 from headrace.engine.memory import CPU_MOST_BYTES, Footprint, available_bytes, footprint, plan_num_blocks
+from headrace.engine.rope import RopeConfig
 from headrace.engine.types import EngineConfig
 from tests.support.checkpoints import Shape, checkpoint
 from tests.support.torch_rig import backend, rig
@@ -20,8 +22,9 @@ MIB = 1 << 20
 SIZE = Footprint(weights_bytes=100 * MIB, step_bytes=20 * MIB, block_bytes=MIB)
 CONFIG = EngineConfig(max_num_seqs=4, block_size=16, gpu_memory_utilization=0.5)
 LLAMA = ModelConfig(
-    "LlamaForCausalLM", 128_256, 4096, 14_336, 32, 32, 8, 128, 131_072, 1e-5, RopeConfig("default", 5e5), False, False,
-    False, "bfloat16", frozenset(),
+    "LlamaForCausalLM", FAMILIES["LlamaForCausalLM"], 128_256, 4096, 14_336, 32, 8, 128, 131_072, 1e-5,
+    (RopeConfig("default", 5e5),), (LayerConfig(),) * 32, False, False, False, False, "bfloat16",
+    frozenset(), 128**-0.5,
 )  # fmt: skip
 
 

@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace.engine.checkpoint import weight_files
-from headrace.engine.config import ModelConfig, RopeConfig, read_model_config
+from headrace.engine.config import LayerConfig, ModelConfig, read_model_config
 from headrace.engine.errors import ModelError, ModelNotFoundError, UnsupportedModelError, WeightsError
+from headrace.engine.families import FAMILIES
+from headrace.engine.rope import RopeConfig
 from headrace.engine.weights import allocate, load_weights
 from tests.support.checkpoints import LLAMA3, SHAPES, Shape, checkpoint
 
@@ -48,10 +50,11 @@ def load(folder: Path) -> None:
 def test_a_configuration_is_read_whole() -> None:
     got = read_model_config(checkpoint(SHAPES["gqa3-llama3"]))
     assert got == ModelConfig(
-        architecture="LlamaForCausalLM", vocab_size=320, hidden_size=96, intermediate_size=80, num_layers=2,
-        num_heads=3, num_kv_heads=1, head_dim=64, max_position=512, rms_norm_eps=1e-5, rope=RopeConfig("llama3",
-        10_000.0, 8.0, 1.0, 4.0, 64), tie_word_embeddings=True, attention_bias=False, mlp_bias=False, dtype="float32",
-        eos_token_ids=frozenset({1}),
+        architecture="LlamaForCausalLM", family=FAMILIES["LlamaForCausalLM"], vocab_size=320, hidden_size=96,
+        intermediate_size=80, num_heads=3, num_kv_heads=1, head_dim=64, max_position=512, rms_norm_eps=1e-5,
+        ropes=(RopeConfig("llama3", 10_000.0, 8.0, 1.0, 4.0, 64),), layers=(LayerConfig(0, 0),) * 2,
+        tie_word_embeddings=True, qkv_bias=False, out_bias=False, mlp_bias=False, dtype="float32",
+        eos_token_ids=frozenset({1}), scale=0.125,
     )  # fmt: skip
 
 
@@ -61,14 +64,14 @@ def test_the_layout_of_older_files(folder: Path) -> None:
     rope.pop("rope_theta")
     edit(folder, rope_scaling=rope)
     got = read_model_config(folder)
-    assert got.rope == RopeConfig("llama3", 500_000.0, 8.0, 1.0, 4.0, 64)
+    assert got.ropes == (RopeConfig("llama3", 500_000.0, 8.0, 1.0, 4.0, 64),)
     assert got.dtype == "bfloat16"
 
 
 def test_what_a_file_leaves_out_has_the_architectures_defaults(folder: Path) -> None:
     edit(folder, num_key_value_heads=None, head_dim=None, rope_parameters=None, tie_word_embeddings=None, mlp_bias=None)
     got = read_model_config(folder)
-    assert (got.num_kv_heads, got.head_dim, got.rope.theta) == (4, 16, 10_000.0)
+    assert (got.num_kv_heads, got.head_dim, got.ropes[0].theta) == (4, 16, 10_000.0)
     assert (got.tie_word_embeddings, got.mlp_bias) == (False, False)
 
 
@@ -86,11 +89,24 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("auto_map", {"auto_map": {"AutoModel": "modeling.Evil"}}, "remote code"),
     ("quantization_config", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     ("is_encoder_decoder", {"is_encoder_decoder": True}, "[Ee]ncoder-decoder"),
-    ("architectures", {"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*supported: LlamaForCausalLM"),
+    (
+        "architectures",
+        {"architectures": ["MambaForCausalLM"]},
+        "MambaForCausalLM.*supported: LlamaForCausalLM, Mistral",
+    ),
     ("architectures", {"architectures": []}, "none"),
     ("hidden_act", {"hidden_act": "gelu"}, "gelu"),
     ("dtype", {"dtype": "float64"}, "float64"),
-    ("rope_type", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "yarn"),
+    ("rope_type", {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "proportional"),
+    ("sliding_window", {"sliding_window": 8}, "sliding window"),
+    ("layer_types", {"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+    ("layer_types", {"layer_types": ["full_attention", "sliding_attention"]}, "different types"),
+    ("final_logit_softcapping", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    ("attn_logit_softcapping", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
+    ("residual_multiplier", {"residual_multiplier": 0.2}, "residual_multiplier"),
+    ("no_rope_layers", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+    ("num_local_experts", {"num_local_experts": 4}, "num_local_experts"),
+    ("use_bidirectional_attention", {"use_bidirectional_attention": True}, "later positions"),
     (
         "partial_rotary_factor",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
@@ -153,7 +169,8 @@ def test_every_tensor_comes_to_its_place(shape: Shape, dtype: torch.dtype) -> No
         assert weights.layers[0].qkv_bias is not None
         assert torch.equal(weights.layers[0].qkv_bias, torch.cat([on_disk[f"{layer}{x}_proj.bias"] for x in "qkv"]))
     assert (weights.output is weights.embedding) == shape.tied
-    assert weights.num_bytes == sum(tensor.numel() * dtype.itemsize for tensor in on_disk.values())
+    itemsize = {name: 4 if "norm" in name else dtype.itemsize for name in on_disk}
+    assert weights.num_bytes == sum(tensor.numel() * itemsize[name] for name, tensor in on_disk.items())
 
 
 def test_missing_unexpected_and_wrong_shapes_are_all_named(folder: Path) -> None:

@@ -72,7 +72,7 @@ def same_products(library: CpuLibrary, whole: Matrix, compressed: Matrix, counts
         assert np.array_equal(bits(library.linear(x, whole)), bits(library.linear(x, compressed))), rows
         assert np.array_equal(bits(library.linear(x, whole, bias)), bits(library.linear(x, compressed, bias))), rows
         if whole.outputs % (2 * PANEL) == 0:
-            gated = [library.linear_silu_mul(x, matrix, bias) for matrix in (whole, compressed)]
+            gated = [library.linear_gated(x, matrix, bias, "silu") for matrix in (whole, compressed)]
             assert np.array_equal(bits(gated[0]), bits(gated[1])), rows
 
 

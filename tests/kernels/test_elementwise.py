@@ -29,7 +29,7 @@ def norm64(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 @DTYPES
 @pytest.mark.parametrize("hidden", [1, 16, 37, 64, 576, 3072])
 def test_rms_norm(ops: Backend, dtype: torch.dtype, hidden: int) -> None:
-    x, weight = randn(5, hidden, dtype=dtype) * 3, randn(hidden, dtype=dtype, seed=1)
+    x, weight = randn(5, hidden, dtype=dtype) * 3, randn(hidden, seed=1)
     before = x.clone()
     assert_close(ops.rms_norm(x, weight, 1e-5), norm64(x, weight, 1e-5))
     assert torch.equal(x, before), "the input was changed"
@@ -39,7 +39,7 @@ def test_rms_norm(ops: Backend, dtype: torch.dtype, hidden: int) -> None:
 @pytest.mark.parametrize("hidden", [1, 37, 64, 576])
 def test_add_rms_norm_leaves_its_inputs_alone(ops: Backend, dtype: torch.dtype, hidden: int) -> None:
     x, residual = randn(6, hidden, dtype=dtype), randn(6, hidden, dtype=dtype, seed=2)
-    weight = randn(hidden, dtype=dtype, seed=1)
+    weight = randn(hidden, seed=1)
     copies = x.clone(), residual.clone()
     normed, total = ops.add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(total, x + residual)
@@ -62,13 +62,52 @@ def test_silu_mul(ops: Backend, dtype: torch.dtype, width: int) -> None:
     assert_close(ops.silu_mul(gate_up), gate * torch.sigmoid(gate) * up)
 
 
+@DTYPES
+@pytest.mark.parametrize("width", [1, 16, 37, 1536])
+def test_gelu_mul(ops: Backend, dtype: torch.dtype, width: int) -> None:
+    gate_up = randn(5, 2 * width, dtype=dtype) * 4
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    assert_close(ops.gelu_mul(gate_up), torch.nn.functional.gelu(gate, approximate="tanh") * up)
+
+
+def test_gelu_mul_far_from_zero(ops: Backend) -> None:
+    gate = torch.tensor([[-1e4, -120.0, -10.0, -5.0, 0.0, 1e-20, 5.0, 10.0, 120.0, 1e4]])
+    got = ops.gelu_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    assert_close(got, torch.nn.functional.gelu(gate.double(), approximate="tanh"))
+    assert torch.isnan(ops.gelu_mul(torch.tensor([[float("nan"), 1.0]]))).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [1, 16, 37, 1536])
+def test_add_leaves_its_inputs_alone(ops: Backend, dtype: torch.dtype, width: int) -> None:
+    x, residual = randn(6, width, dtype=dtype), randn(6, width, dtype=dtype, seed=2)
+    copies = x.clone(), residual.clone()
+    assert torch.equal(ops.add(x, residual), x + residual)
+    assert torch.equal(x, copies[0]) and torch.equal(residual, copies[1]), "an input was changed"
+
+
+@pytest.mark.parametrize("width", [5, 320, 20_011])  # some shares of each row
+@pytest.mark.parametrize(("divisor", "cap"), [(1.0, 30.0), (8.0, 0.0), (3.0, 2.0)])
+def test_caps_of_scores(ops: Backend, width: int, divisor: float, cap: float) -> None:
+    scores = randn(3, width) * 20
+    wanted = scores.double() / divisor
+    if cap:
+        wanted = cap * (wanted / cap).tanh()
+    whole = scores.clone()
+    ops.cap_scores(whole, divisor, cap)
+    assert_close(whole, wanted)
+    alone = scores[1:2].clone()
+    ops.cap_scores(alone, divisor, cap)
+    assert torch.equal(alone, whole[1:2])
+
+
 def test_silu_mul_far_from_zero(ops: Backend) -> None:
     gate = torch.tensor([[-1e4, -120.0, -88.0, -20.0, 0.0, 20.0, 88.0, 1e4]])
     got = ops.silu_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
     assert_close(got, gate.double() * torch.sigmoid(gate.double()))
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "silu_mul"])
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "silu_mul", "gelu_mul"])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(ops: Backend, threads: int, name: str) -> None:
     x, residual, weight = randn(80, 590), randn(80, 590, seed=1), randn(590, seed=2)  # no multiple of a vector
 
@@ -77,7 +116,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(ops: Backend, threads: i
             return ops.rms_norm(x[rows].clone(), weight, 1e-5)
         if name == "add_rms_norm":
             return ops.add_rms_norm(x[rows].clone(), residual[rows].clone(), weight, 1e-5)[0]
-        return ops.silu_mul(x[rows].clone())
+        return (ops.silu_mul if name == "silu_mul" else ops.gelu_mul)(x[rows].clone())
 
     whole = call(slice(0, 80))
     for begin in (0, 3, 10):
@@ -173,6 +212,8 @@ def test_embedding(ops: Backend, dtype: torch.dtype) -> None:
     table = randn(70, 20, dtype=dtype)
     ids = torch.tensor([3, 0, 69, 3, 64])
     assert torch.equal(ops.embedding(ids, packed(ops, table)), table[ids])
+    scaled = (table[ids].double() * 7.75).to(dtype)  # a product of two such numbers is exact in float64
+    assert torch.equal(ops.embedding(ids, packed(ops, table), 7.75), scaled)
 
 
 def test_copy_blocks_reads_every_source_before_it_writes() -> None:

@@ -57,6 +57,7 @@ def test_against_float64(ops: Backend, dtype: torch.dtype, inputs: int) -> None:
             want = x.double() @ weight.double().T
             assert_close(ops.linear(x, matrix, None), want)
             assert_close(ops.linear(x, matrix, bias), want + bias.double(), roundings=2)
+            assert_close(ops.linear(x, matrix, bias, 0.22), (want + bias.double()) * 0.22, roundings=3)
 
 
 @DTYPES

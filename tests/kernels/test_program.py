@@ -9,10 +9,11 @@ import torch
 
 from headrace.kernels.attention import Paging
 from headrace.kernels.backend import Backend, choose_backend, open_library
-from headrace.kernels.cpu.program import Recorder
+from headrace.kernels.cpu.program import Recorder, Register
 from headrace.kernels.errors import BuildError
 from headrace.kernels.forward import Forward, T, immediately
 from headrace.kernels.matrix import Matrix, plain_matrix
+from headrace.kernels.rotary import QueryKeyNorm, Rotation
 from tests.support.matrices import packed
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -38,25 +39,45 @@ class Model:
     ops: Backend
     dtype: torch.dtype
     middle: int
+    around: bool = False  # norms around the branches, sums without one, scales, the other gate and every rotation
 
     def matrix(self, outputs: int, inputs: int, seed: int) -> Matrix:
         return packed(self.ops, randn(outputs, inputs, dtype=self.dtype, seed=seed))
 
     def __post_init__(self) -> None:
         self.table = self.matrix(VOCAB, HIDDEN, 1)
-        self.norm = 1 + randn(HIDDEN, dtype=self.dtype, seed=2)
+        self.norm = 1 + randn(HIDDEN, dtype=torch.float32, seed=2)
         self.qkv = [self.matrix((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, 3 + layer) for layer in range(2)]
         self.qkv_bias = randn((HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=self.dtype, seed=5)
         self.out = self.matrix(HIDDEN, HEADS * HEAD_DIM, 6)
         self.gate_up = self.matrix(2 * self.middle, HIDDEN, 7)
         self.gate_up_bias = randn(2 * self.middle, dtype=self.dtype, seed=8)
         self.down = self.matrix(HIDDEN, self.middle, 9)
+        each, rows = (
+            QueryKeyNorm(1 + randn(heads[0], dtype=torch.float32, seed=10), 1 + randn(heads[1], dtype=torch.float32,
+            seed=11), 1e-5) for heads in ((HEAD_DIM, HEAD_DIM), (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM))
+        )  # fmt: skip
+        self.rotations = (Rotation(1, each), Rotation(None, rows))
 
     def describe(self, ops: Forward[T]) -> T:
+        return self.describe_around(ops) if self.around else self.describe_before(ops)
+
+    def describe_around(self, ops: Forward[T]) -> T:
+        x = residual = ops.embedding(self.table, 3.5)
+        for layer in range(2):
+            query = ops.rotate_and_store(ops.linear(x, self.qkv[layer], self.qkv_bias), layer, self.rotations[layer])
+            seen = ops.paged_attention(query, layer, 0.25, window=5)
+            branch = ops.rms_norm(ops.linear(seen, self.out, None, 0.3), self.norm, 1e-5)
+            x, residual = ops.add_rms_norm(branch, residual, self.norm, 1e-5)
+            gated = ops.gelu_mul(ops.linear(x, self.gate_up, self.gate_up_bias))
+            x = residual = ops.add(ops.linear(gated, self.down, None, 1.7), residual)
+        return x
+
+    def describe_before(self, ops: Forward[T]) -> T:
         residual = ops.embedding(self.table)
         x = ops.rms_norm(residual, self.norm, 1e-5)
         for layer in range(2):
-            query = ops.rotate_and_store(ops.linear(x, self.qkv[layer], self.qkv_bias), layer)
+            query = ops.rotate_and_store(ops.linear(x, self.qkv[layer], self.qkv_bias), layer, Rotation())
             seen = ops.paged_attention(query, layer, 0.25, window=5 * layer, soft_cap=3.0 * layer)
             x, residual = ops.add_rms_norm(ops.linear(seen, self.out, None), residual, self.norm, 1e-5)
             gated = ops.silu_mul(ops.linear(x, self.gate_up, self.gate_up_bias))
@@ -97,16 +118,18 @@ STEPS = (
 
 @DTYPES
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("middle", [64, 192, 37])
 def test_a_program_gives_the_bits_of_its_operations(
-    compiled: Backend, threads: int, dtype: torch.dtype, cache_dtype: torch.dtype, middle: int
+    compiled: Backend, threads: int, dtype: torch.dtype, cache_dtype: torch.dtype, middle: int, around: bool
 ) -> None:
-    model = Model(compiled, dtype, middle)
-    cos_sin = torch.cat([torch.randn(64, HEAD_DIM // 2, generator=torch.Generator().manual_seed(0))] * 2, 1)
+    model = Model(compiled, dtype, middle, around)
+    angles = torch.randn(64, HEAD_DIM // 2, generator=torch.Generator().manual_seed(0))
+    tables = [torch.cat([angles] * 2, 1), angles]  # of whole heads, and of half of each
     one, other = cache(cache_dtype), cache(cache_dtype)
     assert compiled.record is not None
-    program = compiled.record(model.describe, one, cos_sin, 90, dtype)
-    by_hand = immediately(compiled, model.describe, other, cos_sin)
+    program = compiled.record(model.describe, one, tables, 90, dtype)
+    by_hand = immediately(compiled, model.describe, other, tables)
     for lengths in STEPS:
         inputs = step(lengths)
         got = program(inputs, None)().hidden
@@ -119,7 +142,7 @@ def test_a_program_gives_the_bits_of_its_operations(
 def test_a_gate_of_whole_panels_is_computed_with_its_product(compiled: Backend) -> None:
     kinds = []
     for middle in (64, 37):
-        recorder = Recorder(torch.float32, cache(torch.float32))
+        recorder = Recorder(torch.float32, cache(torch.float32), [torch.zeros(64, HEAD_DIM)])
         Model(compiled, torch.float32, middle).describe(recorder)
         kinds.append(len(recorder.operations))
     assert kinds == [18, 20]
@@ -128,7 +151,7 @@ def test_a_gate_of_whole_panels_is_computed_with_its_product(compiled: Backend) 
 def test_buffers_are_used_again(compiled: Backend) -> None:
     model = Model(compiled, torch.float32, 64)
     assert compiled.record is not None
-    program = compiled.record(model.describe, cache(torch.float32), torch.zeros(64, HEAD_DIM), 7, torch.float32)
+    program = compiled.record(model.describe, cache(torch.float32), [torch.zeros(64, HEAD_DIM)], 7, torch.float32)
     places = {operation.out for operation in program._operations}
     assert len(places) < len(program._operations) / 2
 
@@ -136,7 +159,7 @@ def test_buffers_are_used_again(compiled: Backend) -> None:
 def test_more_rows_than_buffers_are_refused(compiled: Backend) -> None:
     model = Model(compiled, torch.float32, 64)
     assert compiled.record is not None
-    program = compiled.record(model.describe, cache(torch.float32), torch.zeros(64, HEAD_DIM), 44, torch.float32)
+    program = compiled.record(model.describe, cache(torch.float32), [torch.zeros(64, HEAD_DIM)], 44, torch.float32)
     program(step([(41, 40), (2, 2), (1, 1), (1, 1)]), None)()
     with pytest.raises(ValueError, match="45 rows"):
         program(step([(41, 41), (2, 2), (1, 1), (1, 1)]), None)
@@ -152,5 +175,8 @@ def test_what_a_program_cannot_point_to_is_refused(compiled: Backend) -> None:
         recorder.linear(x, packed(compiled, weight.bfloat16()), None)
     with pytest.raises(ValueError, match="4 values a row"):
         recorder.linear(x, packed(compiled, randn(4, 6, dtype=torch.float32, seed=0)), None)
+    norm = QueryKeyNorm(torch.ones(3), torch.ones(3), 1e-5)
+    with pytest.raises(TypeError, match="a head's 16"):
+        recorder.rotate_and_store(Register(10 * HEAD_DIM, 0), 0, Rotation(None, norm))
     with pytest.raises(TypeError, match="expected 4"):
         recorder.rms_norm(x, torch.ones(5), 1e-5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,9 +38,9 @@ def backend(name: str) -> Backend:
 
 
 def torch_runner(
-    shape: Shape, config: EngineConfig, name: str = "cpu", dtype: torch.dtype = torch.float32
+    shape: Shape | Path, config: EngineConfig, name: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TorchRunner:
-    folder = checkpoint(shape)
+    folder = shape if isinstance(shape, Path) else checkpoint(shape)
     return load_runner(folder, read_model_config(folder), config, dtype, backend(name))
 
 
@@ -91,8 +92,8 @@ class TorchRig:
             self.logits[sequence.request_id, sequence.choice].append(scores.clone())
 
 
-def rig(shape: Shape, name: str = "cpu", dtype: torch.dtype = torch.float32, **config: object) -> TorchRig:
-    """Build a rig; `config` are fields of EngineConfig, by default roomy."""
+def rig(shape: Shape | Path, name: str = "cpu", dtype: torch.dtype = torch.float32, **config: object) -> TorchRig:
+    """Build a rig on a shape's checkpoint or on one in a folder; `config` are EngineConfig's, by default roomy."""
     base = EngineConfig(max_num_seqs=64, max_num_batched_tokens=512, block_size=4, num_kv_blocks=600, max_model_len=256)
     full = replace(base, **config)  # type: ignore[arg-type]
     return TorchRig(torch_runner(shape, full, name, dtype), full)

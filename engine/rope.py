@@ -1,0 +1,120 @@
+"""What a configuration says of rotary position embedding, read into one frozen type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from .errors import ModelError, UnsupportedModelError
+from .families import Family
+
+RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding: the base, and how its frequencies are stretched."""
+
+    kind: RopeKind
+    theta: float
+    factor: float = 1.0
+    low_freq_factor: float = 1.0  # this and the next: llama3 only
+    high_freq_factor: float = 4.0
+    original_max_position: int = 0  # not for default and linear
+    beta_fast: float = 32.0  # this and the next two: yarn only
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()  # this and the next: longrope only, rotary_dim / 2 of them
+    long_factor: tuple[float, ...] = ()
+    attention_factor: float = 1.0  # what cosines and sines are multiplied with
+    rotated: float = 1.0  # the part of each head that turns, its first values
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many values of a head turn."""
+        return int(head_dim * self.rotated)
+
+
+def layer_ropes(
+    family: Family, values: Mapping[str, Any], head_dim: int
+) -> tuple[tuple[RopeConfig, ...], tuple[int | None, ...]]:
+    """Give the rotary embeddings of a model, and for each layer which of them it has; None is none.
+
+    `values` are in the layout that transformers 5 normalises every file to. Raises UnsupportedModelError, ModelError.
+    """
+    num_layers, rope = int(values["num_hidden_layers"]), cast("dict[str, Any]", values.get("rope_parameters") or {})
+    if family.rope_by_layer_type:
+        types = cast("list[str]", values["layer_types"])
+        names = sorted(set(types))
+        tables = tuple(_rope_config(family, values, rope[name], head_dim) for name in names)
+        return tables, tuple(names.index(kind) for kind in types)
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise UnsupportedModelError(
+            "rope_parameters", "Rotary parameters for each layer type are not supported by this architecture."
+        )
+    has_rope = cast("list[int]", values.get("no_rope_layers") or [1] * num_layers)  # it lists those that have it, too
+    if len(has_rope) < num_layers:
+        raise ModelError(f"no_rope_layers has {len(has_rope)} entries for {num_layers} layers.")
+    return (_rope_config(family, values, rope, head_dim),), tuple(0 if on else None for on in has_rope[:num_layers])
+
+
+def _rope_config(family: Family, values: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) -> RopeConfig:
+    kind = rope.get("rope_type", "default")
+    if kind not in ROPE_KINDS:
+        raise UnsupportedModelError(
+            "rope_type", f"Rotary scaling of kind {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}."
+        )
+    rotated = float(rope.get("partial_rotary_factor") or 1.0)
+    if rotated != 1.0 and not family.partial_rotary:
+        raise UnsupportedModelError(
+            "partial_rotary_factor", "Rotating a part of each head is not supported by this architecture."
+        )
+    max_position = int(values["max_position_embeddings"])
+    # dynamic scaling begins at the configuration's own length, whatever else it names
+    original = max_position if kind == "dynamic" else int(rope.get("original_max_position_embeddings") or max_position)
+    factor = float(rope.get("factor") or (max_position / original if kind in ("yarn", "longrope") else 1.0))
+    made = RopeConfig(
+        kind=kind,
+        theta=float(rope.get("rope_theta") or 10_000.0),
+        factor=factor,
+        low_freq_factor=float(rope.get("low_freq_factor") or 1.0),
+        high_freq_factor=float(rope.get("high_freq_factor") or 4.0),
+        original_max_position=original,
+        beta_fast=float(rope.get("beta_fast") or 32.0),
+        beta_slow=float(rope.get("beta_slow") or 1.0),
+        truncate=bool(rope.get("truncate", True)),
+        short_factor=tuple(rope.get("short_factor") or ()),
+        long_factor=tuple(rope.get("long_factor") or ()),
+        attention_factor=_attention_factor(kind, factor, original, rope),
+        rotated=rotated,
+    )
+    _check(made, head_dim)
+    return made
+
+
+def _attention_factor(kind: RopeKind, factor: float, original: int, rope: Mapping[str, Any]) -> float:
+    """What cosines and sines are multiplied with: what the file says, or what the kind's paper does."""
+    if kind not in ("yarn", "longrope"):
+        return 1.0
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    if factor <= 1.0:
+        return 1.0
+    if kind == "longrope":  # https://arxiv.org/abs/2402.13753
+        return math.sqrt(1.0 + math.log(factor) / math.log(original))
+    scale, scale_all = rope.get("mscale"), rope.get("mscale_all_dim")
+    if scale and scale_all:
+        return (0.1 * float(scale) * math.log(factor) + 1.0) / (0.1 * float(scale_all) * math.log(factor) + 1.0)
+    return 0.1 * math.log(factor) + 1.0
+
+
+def _check(rope: RopeConfig, head_dim: int) -> None:
+    rotary_dim = rope.rotary_dim(head_dim)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise ModelError(f"{rotary_dim} values of a head of {head_dim} cannot be rotated in pairs.")
+    if rope.kind == "longrope":
+        for name, factors in (("short_factor", rope.short_factor), ("long_factor", rope.long_factor)):
+            if len(factors) != rotary_dim // 2:
+                raise ModelError(f"{name} has {len(factors)} entries for {rotary_dim // 2} rotary frequencies.")

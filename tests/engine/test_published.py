@@ -1,0 +1,70 @@
+"""Settings of well-known checkpoints: positions, and a narrow model of each, are as transformers has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from headrace.engine.config import LayerConfig, read_model_config
+from headrace.engine.models.rotary import rotary_table
+from tests.support.families import draw
+from tests.support.published import PUBLISHED
+from tests.support.tolerances import INSIDE
+from tests.support.torch_rig import prompt, rig
+
+NAMES = pytest.mark.parametrize("name", PUBLISHED)
+WINDOWS = {"Gemma-2-9B": (4096, 0), "Phi-3-mini-128k": (262_144, 262_144)}
+
+
+@pytest.fixture
+def folder(name: str, tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    return tmp_path
+
+
+def model_of(folder: Path) -> Any:
+    """The model with weights that are not drawn yet."""
+    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+
+
+@NAMES
+def test_windows(name: str, folder: Path) -> None:
+    got = read_model_config(folder).layers
+    assert got == tuple(LayerConfig(window, 0) for window in WINDOWS.get(name, (0, 0)))
+
+
+@NAMES
+def test_rotary_tables_to_the_last_position(name: str, folder: Path) -> None:
+    with torch.device("meta"):
+        model = model_of(folder)
+    config = read_model_config(folder)
+    most = config.max_position
+    rotary = type(model.model.rotary_emb)(model.config)
+    positions = torch.cat((torch.arange(0, 2 * 4096, 7), torch.arange(most - 4096, most)))
+    cos, sin = (part[0].chunk(2, dim=1)[0] for part in rotary(torch.zeros(1), positions.unsqueeze(0)))
+    table = rotary_table(config.ropes[0], config.head_dim, most)[positions]
+    # two products of one rounding each lie between a frequency and its angle; where those are blended, some more
+    angles = positions.unsqueeze(1) * rotary.inv_freq
+    allowed = 4 * 2.0**-24 * angles + 4 * 2.0**-24
+    assert ((table[:, : cos.shape[1]] - cos).abs() <= allowed).all()
+    assert ((table[:, cos.shape[1] :] - sin).abs() <= allowed).all()
+
+
+@NAMES
+def test_a_narrow_model(name: str, folder: Path) -> None:
+    model = draw(model_of(folder))
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    ids = prompt(70, 320)
+    made = rig(folder, max_num_batched_tokens=33)
+    made.add("a", ids, max_tokens=4)
+    made.run()
+    with torch.no_grad():
+        scores = model(torch.tensor([ids + made.tokens["a", 0]])).logits[0, len(ids) - 1 : -1]
+    assert (made.scores("a") - scores).abs().max() <= 3 * INSIDE * scores.abs().max()  # as test_families has it
+    assert made.tokens["a", 0] == scores.argmax(-1).tolist()

@@ -1,0 +1,54 @@
+"""What well-known checkpoints say of themselves, with two layers, a small vocabulary and a narrow feed-forward.
+
+Everything that decides how positions are seen is as published: heads and their size, rotary embedding, windows, caps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHORT = (
+    "1.05 1.05 1.05 1.1 1.1 1.1 1.25 1.25 1.4 1.45 1.55 1.85 1.9 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2.1 2.1 2.2 "
+    "2.35 2.35 2.35 2.35 2.4 2.4 2.65 2.7 2.9 2.95 3.05 3.05 3.05"
+)
+_LONG = (
+    "1.03 1.05 1.05 1.08 1.23 1.23 1.3 1.45 1.6 1.65 1.9 2.86 3.69 5.42 5.49 5.49 9.09 11.58 15.66 15.77 15.79 18.36 "
+    "21.99 23.08 30.01 32.35 32.59 35.56 39.95 53.84 56.2 57.95 59.29 59.77 59.92 61.19 61.96 62.5 63.37 63.48 63.48 "
+    "63.66 63.85 64.08 64.76 64.8 64.81 64.81"
+)
+_SMALL: dict[str, Any] = {
+    "vocab_size": 320, "intermediate_size": 256, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": None, "dtype": "float32",
+}  # fmt: skip
+PUBLISHED: dict[str, dict[str, Any]] = {  # name → its config.json
+    "Llama-3.1-8B": {
+        **_SMALL, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size":
+        4096, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps":
+        1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": False, "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+    },
+    "Qwen2.5-7B": {
+        **_SMALL, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size":
+        3584, "max_position_embeddings": 131_072, "max_window_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0, "sliding_window": 131_072,
+        "tie_word_embeddings": False, "use_mrope": False, "use_sliding_window": False,
+    },
+    "Gemma-2-9B": {
+        **_SMALL, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attention_bias": False,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act":
+        "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3584, "max_position_embeddings":
+        8192, "num_attention_heads": 16, "num_key_value_heads": 8, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0, "sliding_window": 4096, "sliding_window_size": 4096, "cache_implementation": "hybrid",
+    },
+    "Phi-3-mini-128k": {
+        **_SMALL, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "attention_bias": False, "hidden_act":
+        "silu", "hidden_size": 3072, "max_position_embeddings": 131_072, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta":
+        10_000.0, "sliding_window": 262_144, "tie_word_embeddings": False, "rope_scaling": {
+            "type": "longrope", "short_factor": [float(x) for x in _SHORT.split()], "long_factor":
+            [float(x) for x in _LONG.split()],
+        },
+    },
+}  # fmt: skip
