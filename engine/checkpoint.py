@@ -206,7 +206,7 @@ def _copy(file: BinaryIO, tensor: StoredTensor, target: torch.Tensor, buffer: to
 
 def _read_into(file: BinaryIO, target: torch.Tensor) -> None:
     """Fill `target`, uint8 on the CPU, with the next bytes. Raises OSError where the file ends before."""
-    memory = memoryview(target.numpy())
+    memory = target.numpy().data
     while memory:
         count = file.readinto(memory)  # pyright: ignore
         if not count:

@@ -88,8 +88,9 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("auto_map"):
         raise UnsupportedModelError("auto_map", "The model brings its own code (auto_map); remote code is never run.")
     if raw.get("quantization_config"):
-        described: Any = raw["quantization_config"]
-        method = described.get("quant_method", "unnamed") if isinstance(described, dict) else "unnamed"
+        described: object = raw["quantization_config"]
+        named = cast("dict[str, Any]", described) if isinstance(described, dict) else {}
+        method = named.get("quant_method", "unnamed")
         raise UnsupportedModelError("quantization_config", f"Quantised weights (method {method}) are not supported.")
     if raw.get("is_encoder_decoder"):
         raise UnsupportedModelError("is_encoder_decoder", "Encoder-decoder models are not supported.")
