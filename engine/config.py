@@ -86,7 +86,11 @@ def read_model_config(model_dir: Path) -> ModelConfig:
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     """Raise for what can be seen from `config.json` alone."""
     if raw.get("auto_map"):
-        raise UnsupportedModelError("auto_map", "The model brings its own code (auto_map); remote code is never run.")
+        raise UnsupportedModelError(
+            "auto_map",
+            "The model brings its own code (auto_map in config.json); remote code is never run. Remove auto_map if the "
+            "architecture is one that is supported without it.",
+        )
     if raw.get("quantization_config"):
         described: object = raw["quantization_config"]
         named = cast("dict[str, Any]", described) if isinstance(described, dict) else {}

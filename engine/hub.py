@@ -13,6 +13,7 @@ import torch
 
 from .checkpoint import tensor_shapes, weight_files
 from .errors import ModelError, ModelNotFoundError
+from .json_file import find_folder
 from .model_folder import decisive_files
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -29,13 +30,13 @@ def find_model(model: str | Path, revision: str | None = None) -> Path:
     What the local cache holds is used without the network where that is down or HF_HUB_OFFLINE is set. Raises
     ModelNotFoundError, which says what to do.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = find_folder(model)
+    if path is not None:
         if revision is not None:
             raise ModelError(f"{path} is a directory and has no revisions; leave out revision {revision!r}.")
         return path
     if not isinstance(model, str) or not _HUB_ID.fullmatch(model):
-        raise ModelNotFoundError(f"There is no model directory {path}.")
+        raise ModelNotFoundError(f"There is no model directory {model}.")
     if revision is not None and not _REVISION.fullmatch(revision):
         raise ModelNotFoundError(f"{revision!r} is no revision; it must be a branch, a tag or a commit of {model}.")
     try:

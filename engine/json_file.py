@@ -21,6 +21,15 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def find_folder(name: str | Path) -> Path | None:
+    """The folder of this name, `~` being a home; None if there is none, and for a name that none can have."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.is_dir() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
 def read_json(path: Path, most_bytes: int = MOST_CONFIG_BYTES) -> dict[str, Any]:
     """Read one JSON object of at most `most_bytes`.
 

@@ -33,6 +33,7 @@ _MOST = {
     "head_dim": 1 << 14,
     "max_position_embeddings": 1 << 30, "n_positions": 1 << 30,
 }  # fmt: skip
+_PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")  # may be lists, one for each layer
 _ABOVE_ZERO = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "factor")
 _VALUE_SHOWN = 60  # characters
 _NESTED = ("rope_parameters", "rope_scaling", "text_config")
@@ -81,7 +82,8 @@ def check_numbers(values: Mapping[str, Any], path: Path) -> None:
     """Refuse sizes that are no positive integers or larger than any model's. Raises ModelError, naming the value."""
     for name, most in _MOST.items():
         value: object = values.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most):
+        sizes = cast("list[object]", value) if name in _PER_LAYER and isinstance(value, list) else [value]
+        if value is not None and not all(type(size) is int and 1 <= size <= most for size in sizes):
             raise ModelError(f"{path} says {name} = {_short(value)}; it must be an integer from 1 to {most}.")
     for name in _ABOVE_ZERO:
         value = values.get(name)

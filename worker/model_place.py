@@ -6,6 +6,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..engine.json_file import find_folder
 from .exit_codes import CommandError, ExitCode, UsageError
 
 DEMO_MODEL = "demo"
@@ -18,7 +19,7 @@ def model_place(model: str, revision: str | None = None) -> str:
     Raises CommandError if `model` can be neither a folder nor a name on the hub, and UsageError if it is none on the
     hub and has a `revision`: said before torch is loaded.
     """
-    is_folder = model == DEMO_MODEL or Path(model).expanduser().is_dir()
+    is_folder = model == DEMO_MODEL or find_folder(model) is not None
     if revision is not None and is_folder:
         raise UsageError(f"--revision (HEADRACE_REVISION) is for models of the hub; {model} is a folder: leave it out")
     if model != DEMO_MODEL:

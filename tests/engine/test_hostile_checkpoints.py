@@ -109,10 +109,16 @@ def test_a_folder_of_gguf_alone(tmp_path: Path) -> None:
     refused(tmp_path, "GGUF")
 
 
-SIZES = (0, -1, 10**12, 10**400, 1.5, "many", True, [4])
+SIZES = (0, -1, 10**12, 10**400, 1.5, "many", True)
 NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
 NUMBERS = [(name, value) for name in NAMES for value in SIZES]
-NUMBERS += [("intermediate_size", 10**12), ("head_dim", 0), ("max_position_embeddings", 1 << 62)]
+NUMBERS += [
+    ("hidden_size", [64]),
+    ("intermediate_size", [96, 10**12]),
+    ("intermediate_size", 10**12),
+    ("head_dim", 0),
+    ("max_position_embeddings", 1 << 62),
+]
 NUMBERS += [("rms_norm_eps", 0), ("rope_theta", -1.0), ("rope_parameters", {"rope_type": "default", "rope_theta": 0})]
 NUMBERS += [("architectures", 5), ("architectures", {"a": 1}), ("eos_token_id", "x"), ("eos_token_id", [[1]])]
 
