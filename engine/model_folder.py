@@ -82,8 +82,7 @@ def check_numbers(values: Mapping[str, Any], path: Path) -> None:
     """Refuse sizes that are no positive integers or larger than any model's. Raises ModelError, naming the value."""
     for name, most in _MOST.items():
         value: object = values.get(name)
-        sizes = cast("list[object]", value) if name in _PER_LAYER and isinstance(value, list) else [value]
-        if value is not None and not all(type(size) is int and 1 <= size <= most for size in sizes):
+        if value is not None and not all(type(size) is int and 1 <= size <= most for size in _sizes(name, value)):
             raise ModelError(f"{path} says {name} = {_short(value)}; it must be an integer from 1 to {most}.")
     for name in _ABOVE_ZERO:
         value = values.get(name)
@@ -96,6 +95,12 @@ def check_numbers(values: Mapping[str, Any], path: Path) -> None:
     for name in _NESTED:
         if isinstance(values.get(name), dict):
             check_numbers(cast("Mapping[str, Any]", values[name]), path)
+
+
+def _sizes(name: str, value: object) -> list[object]:
+    if isinstance(value, list) and name in _PER_LAYER:
+        return cast("list[object]", value)
+    return [value]
 
 
 def _check_eos(values: Mapping[str, Any], path: Path) -> None:
