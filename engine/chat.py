@@ -4,8 +4,9 @@ Where no text of the caller could play a part in a control token, the ids are th
 `apply_chat_template(…, tokenize=True)`. Otherwise the chat is rendered in a disguise (see `chat_guard`) and tokenised
 by a private copy of the tokenizer whose normalizer takes the disguise off.
 
-Templates run in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment). They are the model's, not the caller's:
-a caller cannot pass one, nor any other parameter of `apply_chat_template`, nor redefine `bos_token` and the like.
+Templates run in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment), within bounds of time and memory (see
+`chat_limits`). They are the model's, not the caller's: a caller cannot pass one, nor any other parameter of
+`apply_chat_template`, nor redefine `bos_token` and the like.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from .chat_guard import CallerText, ChatGuard, caller_texts, is_control
+from .chat_limits import TemplateLimitError, refuse_large_operations, render_limits
 from .types import RequestRefusedError
 
 if TYPE_CHECKING:
@@ -125,6 +127,7 @@ class ChatEncoder:
         with self._lock:
             if template not in self._sides:
                 try:
+                    refuse_large_operations(template)
                     self._sides[template] = _TemplateSide(self._raw, self._added, template)
                 except _template_failures() as error:
                     raise _refusal(error) from error
@@ -132,9 +135,10 @@ class ChatEncoder:
 
     def _render(self, template: str, messages: object, tools: object, variables: Mapping[str, object]) -> str:
         try:
-            text: str = self._pretrained.apply_chat_template(
-                messages, tools=tools, chat_template=template, tokenize=False, **variables
-            )
+            with render_limits():
+                text: str = self._pretrained.apply_chat_template(
+                    messages, tools=tools, chat_template=template, tokenize=False, **variables
+                )
         except _template_failures() as error:
             raise _refusal(error) from error
         if len(text) > MAX_RENDERED_CHARS:
@@ -246,7 +250,8 @@ def _template_failures() -> tuple[type[Exception], ...]:
     """What rendering a template can raise: its own refusals, and whatever its expressions do with the values."""
     from jinja2 import TemplateError
 
-    return (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+    errors = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+    return (TemplateError, TemplateLimitError, *errors)
 
 
 def _refusal(error: Exception) -> ChatTemplateError:
@@ -254,4 +259,6 @@ def _refusal(error: Exception) -> ChatTemplateError:
 
     if isinstance(error, TemplateSyntaxError):
         return ChatTemplateError(f"the model's chat template is broken: {error}", "unsupported")
+    if isinstance(error, TemplateLimitError):
+        return ChatTemplateError(f"the model's chat template {error}", "unsupported")
     return ChatTemplateError(f"the chat template refused the chat: {error}")

@@ -6,7 +6,6 @@ the decoder has not been compared with is refused by name, before any weight is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, cast
 from ..kernels.gated import Activation
 from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from .families import ACTIVATIONS, FAMILIES, Family, layer_windows, refuse_unknown_parts
+from .json_file import is_file, read_json
 from .rope import RopeConfig, layer_ropes
 
 
@@ -83,7 +83,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     """
     if not model_dir.is_dir():
         raise ModelNotFoundError(f"There is no model directory {model_dir}.")
-    if not (model_dir / "config.json").is_file():
+    if not is_file(model_dir / "config.json"):
         raise ModelNotFoundError(f"{model_dir} holds no config.json, so it is no model directory.")
     raw = read_json(model_dir / "config.json")
     _refuse_unsupported(raw)
@@ -93,23 +93,18 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     return _model_config(str(raw["architectures"][0]), values, eos)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object. Raises ModelError where the file holds something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object.")
-    return cast("dict[str, Any]", value)
-
-
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     """Raise for what can be seen from `config.json` alone."""
     if raw.get("auto_map"):
-        raise UnsupportedModelError("auto_map", "The model brings its own code (auto_map); remote code is never run.")
+        raise UnsupportedModelError(
+            "auto_map",
+            "The model brings its own code (auto_map in config.json); remote code is never run. Remove auto_map if the "
+            "architecture is one that is supported without it.",
+        )
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unnamed")
+        described: object = raw["quantization_config"]
+        named = cast("dict[str, Any]", described) if isinstance(described, dict) else {}
+        method = named.get("quant_method", "unnamed")
         raise UnsupportedModelError("quantization_config", f"Quantised weights (method {method}) are not supported.")
     if raw.get("is_encoder_decoder"):
         raise UnsupportedModelError("is_encoder_decoder", "Encoder-decoder models are not supported.")
@@ -124,13 +119,12 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 def _with_defaults(model_dir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in what the file leaves to its architecture's defaults."""
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     auto: Any = AutoConfig
     try:
         filled = auto.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError, OSError, StrictDataclassError) as error:
+    except Exception as error:  # whatever values that cannot be make transformers raise
         said = " ".join(str(error).split())
         raise ModelError(f"{model_dir / 'config.json'} does not describe a model: {said}") from error
     # transformers fills in bos and eos ids that the file never named; only what was written counts as an end

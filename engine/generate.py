@@ -56,9 +56,9 @@ class _Open:
 class LLM:
     """A model and its engine, for programs that have all their prompts at hand. Not for several threads at once."""
 
-    def __init__(self, model: str | Path, config: EngineConfig | None = None) -> None:
+    def __init__(self, model: str | Path, config: EngineConfig | None = None, *, revision: str | None = None) -> None:
         """Load a model; see `load.load_engine` for the arguments and what it raises."""
-        self.engine, self.tokenizer, self.info = load_engine(model, config)
+        self.engine, self.tokenizer, self.info = load_engine(model, config, revision=revision)
         self._calls = 0
 
     def generate(

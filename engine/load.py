@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..kernels.backend import MATRIX_UNITS, Backend, open_backend
 from ..kernels.cpu.build import cpu_features
-from .checkpoint import tensor_shapes, weight_files
+from .checkpoint import Progress
 from .config import ModelConfig, read_model_config
 from .engine import Engine
-from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
+from .errors import ModelError, UnsupportedModelError
+from .hub import find_model, fingerprint
 from .memory import available_bytes, footprint, plan_num_blocks
+from .model_folder import check_folder
 from .runner import RunnerLimits, TorchRunner
-from .tokenizer import load_tokenizer
+from .tokenizer import ModelTokenizer, load_tokenizer
 from .types import EngineConfig, ModelInfo, Tokenizer
-from .weights import Progress, allocate, load_weights
+from .weights import allocate, load_weights
 
 DTYPES = {
     "float32": torch.float32, "fp32": torch.float32, "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
@@ -30,33 +28,34 @@ KV_DTYPES = {**DTYPES, "int8": torch.int8}
 BF16_FROM_PARAMETERS = (
     64_000_000  # below, float32 costs little on a CPU and every result can be compared to the last bit
 )
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_DECISIVE_FILES = (
-    "config.json", "generation_config.json", "tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "spiece",
-    "chat_template",
-)  # fmt: skip
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 
 
 def load_engine(
-    model: str | Path, config: EngineConfig | None = None, progress: Progress | None = None
+    model: str | Path,
+    config: EngineConfig | None = None,
+    progress: Progress | None = None,
+    *,
+    revision: str | None = None,
 ) -> tuple[Engine, Tokenizer, ModelInfo]:
     """Load a model and build an engine on it.
 
     model     a directory, or the name of a model on the Hugging Face hub (owner/name), which is downloaded
     config    sizes; what is None is worked out from the model and the machine
-    progress  called with (files of weights loaded, files in all) after each
+    progress  called with (bytes of weights read, bytes in all) after each tensor
+    revision  of a model on the hub: a branch, a tag or a commit; None is its main branch
 
     Raises:
         ModelError: in one sentence, what is missing, refused or too large; see `errors`.
     """
     config = config or EngineConfig()
-    model_dir = find_model(model)
+    model_dir = find_model(model, revision)
+    check_folder(model_dir)
     model_config = read_model_config(model_dir)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, model_config, bf16_is_fast())
     info = ModelInfo(name=str(model), fingerprint=fingerprint(model_dir, dtype))
     tokenizer = load_tokenizer(model_dir)
+    check_vocabulary(tokenizer, model_config)
     runner = load_runner(model_dir, model_config, config, dtype, open_backend("auto", device.type, dtype), progress)
     return Engine(runner, config), tokenizer, info
 
@@ -97,21 +96,17 @@ def load_runner(
     return TorchRunner(model, weights, backend, limits)
 
 
-def find_model(model: str | Path) -> Path:
-    """Give the directory of a model; a hub name that is no directory is downloaded. Raises ModelNotFoundError."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if not isinstance(model, str) or not _HUB_ID.fullmatch(model):
-        raise ModelNotFoundError(f"There is no model directory {path}.")
-    import huggingface_hub
+def check_vocabulary(tokenizer: ModelTokenizer, model: ModelConfig) -> None:
+    """Refuse a tokenizer with ids for which the model has no row: prompts would ask for embeddings that are not there.
 
-    hub: Any = huggingface_hub
-
-    try:
-        return Path(hub.snapshot_download(model, allow_patterns=list(_HUB_FILES)))
-    except (OSError, ValueError) as error:  # its own errors are of these two, network errors included
-        raise ModelNotFoundError(f"{model} is no directory, and cannot be had from the hub: {error}") from error
+    Raises ModelError.
+    """
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ModelError(
+            f"The tokenizer gives ids up to {tokenizer.vocab_size - 1}, and the model's embedding has only "
+            f"{model.vocab_size} rows (vocab_size); take the tokenizer that belongs to the model, or remove the added "
+            "tokens that are too many."
+        )
 
 
 def resolve_device(name: str) -> torch.device:
@@ -148,20 +143,3 @@ def _dtype(name: str, setting: str, known: Mapping[str, torch.dtype] = DTYPES) -
     if name not in known:
         raise UnsupportedModelError(setting, f"{setting} {name!r} is not supported; choose auto, {', '.join(known)}.")
     return known[name]
-
-
-def fingerprint(model_dir: Path, dtype: torch.dtype) -> str:
-    """SHA-256, in hex, of what decides a model's output.
-
-    That is its configuration, its tokenizer, names, shapes and sizes of the weights, and the type they are computed in.
-    The weights' own bytes are left out: reading them all would take as long as loading.
-    """
-    digest = hashlib.sha256(str(dtype).encode())
-    for path in sorted(model_dir.iterdir()):
-        if path.is_file() and path.name.startswith(_DECISIVE_FILES):
-            content = path.read_bytes()
-            digest.update(f"{path.name}:{len(content)}:".encode() + content)
-    for path in weight_files(model_dir):
-        digest.update(f"{path.name}:{path.stat().st_size}:".encode())
-    digest.update(json.dumps(sorted(tensor_shapes(model_dir).items())).encode())
-    return digest.hexdigest()

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from ..kernels.matrix import Matrix, new_matrix
-from .checkpoint import open_file, some, tensor_shapes, weight_files
+from .checkpoint import Progress, open_checkpoint, some
 from .config import ModelConfig
 from .errors import WeightsError
 
-Progress = Callable[[int, int], None]  # (files loaded, files in all)
 Form = Callable[[Matrix], Matrix]  # gives a matrix in another form
 
 
@@ -196,20 +195,16 @@ def load_weights(
 
     Raises:
         UnsupportedModelError: there are only pickles.
-        WeightsError: tensors are missing, unexpected or of another shape, or a file is damaged.
+        WeightsError: tensors are missing, unexpected, of another shape or type, or a file is damaged.
     """
-    files = weight_files(model_dir)
-    _check(config, tensor_shapes(model_dir))
-    weights, views = allocate(config, dtype, device)
-    for number, path in enumerate(files, 1):
-        with open_file(path) as file:
-            for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-                if name in views:
-                    views[name].copy_(file.get_tensor(name))
-                    if config.family.norm_offset and "norm" in name:
-                        views[name].add_(1.0)
-        if progress is not None:
-            progress(number, len(files))
+    with open_checkpoint(model_dir) as checkpoint:
+        _check(config, checkpoint.shapes)
+        weights, views = allocate(config, dtype, device)
+        checkpoint.fill(views, progress)
+    if config.family.norm_offset:
+        for name, view in views.items():
+            if "norm" in name:
+                view.add_(1.0)
     return weights
 
 

@@ -17,6 +17,7 @@ from .embedded import EmbeddedServer, ServerOptions
 from .errors import LinkError, ServerUnavailableError
 from .exit_codes import ExitCode
 from .extra import require_extra
+from .load_view import load_progress
 from .model_place import DEMO_MODEL, model_place
 from .reach import TIMEOUT_S
 from .server_check import check_server
@@ -47,7 +48,7 @@ def demo(settings: DemoFlags) -> ExitCode:
 
 def _serve(settings: WorkerFlags, url: str) -> ExitCode:
     worker_settings = settings.worker_settings(url)
-    place = model_place(settings.model)
+    place = model_place(settings.model, settings.revision)
     _look_at_server(url)  # before the model is loaded: that takes its time
     from . import service
     from .interpreter import settle_interpreter
@@ -72,7 +73,8 @@ def _load(settings: WorkerFlags, place: str, log: Log) -> tuple[Engine, Tokenize
     from ..engine.load import load_engine
     from ..engine.runner import TorchRunner
 
-    engine, tokenizer, model = load_engine(place, settings.engine_config())
+    with load_progress(log) as progress:
+        engine, tokenizer, model = load_engine(place, settings.engine_config(), progress, revision=settings.revision)
     if settings.model == DEMO_MODEL:
         model = replace(model, name=DEMO_MODEL)  # not the folder that this machine happens to have it in
     runner = engine.runner

@@ -47,6 +47,7 @@ class WorkerProcess:
         command = [sys.executable, "-c", "from headrace.worker.cli import main; main()", "worker"]
         command += ["--model", settings.model, "--queue", QUEUE, "--max-num-seqs", str(settings.max_num_seqs)]
         command += ["--lease", "3s", "--drain-timeout", "5s"]
+        command += [] if settings.revision is None else ["--revision", settings.revision]
         with self._log.open("wb") as log:
             # The address goes by variable, as it would with a password in it.
             self._process = start_child(command, log, variables={"HEADRACE_REDIS_URL": url})

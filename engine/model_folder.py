@@ -1,0 +1,137 @@
+"""What a model's folder is refused for before anything large is read or made, and before transformers sees a file.
+
+A folder may come from anybody. Nothing in it runs, and nothing in it may make the loader take more memory or time than
+a model needs: files that are parsed are bounded in size, and numbers of the configuration in what they can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from .checkpoint import INDEX, refuse_foreign_weights
+from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
+from .json_file import MOST_INDEX_BYTES, is_file, read_json
+
+# What the names of the files begin with that decide about a model's output, besides its weights.
+DECISIVE_FILES = (
+    "config.json", "generation_config.json", "tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "spiece",
+    "chat_template",
+)  # fmt: skip
+MOST_TEXT_BYTES = 16 << 20
+MOST_VOCABULARY_BYTES = 128 << 20
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab", "merges", "spiece")
+_QUANTISED_BESIDE = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+# The largest that a configuration may say; real models stay below a tenth of each.
+_MOST = {
+    "vocab_size": 1 << 23,
+    "hidden_size": 1 << 19, "n_embd": 1 << 19, "d_model": 1 << 19,
+    "intermediate_size": 1 << 21, "n_inner": 1 << 21, "ffn_dim": 1 << 21, "moe_intermediate_size": 1 << 21,
+    "num_hidden_layers": 1 << 12, "n_layer": 1 << 12, "n_layers": 1 << 12,
+    "num_attention_heads": 1 << 14, "num_key_value_heads": 1 << 14, "n_head": 1 << 14, "num_kv_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "max_position_embeddings": 1 << 30, "n_positions": 1 << 30,
+}  # fmt: skip
+_PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")  # may be lists, one for each layer
+_ABOVE_ZERO = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "factor")
+_VALUE_SHOWN = 60  # characters
+_NESTED = ("rope_parameters", "rope_scaling", "text_config")
+
+
+def check_folder(model_dir: Path) -> None:
+    """Refuse a folder for what can be seen from the outside and from its small files.
+
+    Raises:
+        ModelNotFoundError: there is no such directory, or no `config.json` in it.
+        UnsupportedModelError: its weights are pickles or GGUF, are quantised, or it brings its own code.
+        ModelError: a file is too large, is no JSON object, or holds numbers that no model has.
+    """
+    if not model_dir.is_dir():
+        raise ModelNotFoundError(f"There is no model directory {model_dir}.")
+    try:
+        refuse_foreign_weights(model_dir)
+        for path in decisive_files(model_dir):
+            _check_size(path)
+    except OSError as error:
+        raise ModelError(f"{model_dir} cannot be read: {error}.") from error
+    if not is_file(model_dir / "config.json"):
+        raise ModelNotFoundError(f"{model_dir} holds no config.json, so it is no model directory.")
+    if is_file(model_dir / INDEX) and (model_dir / INDEX).stat().st_size > MOST_INDEX_BYTES:
+        raise ModelError(f"{model_dir / INDEX} has more than {MOST_INDEX_BYTES >> 20} MiB.")
+    _refuse_code(model_dir / "tokenizer_config.json")
+    for name in _QUANTISED_BESIDE:
+        if is_file(model_dir / name):
+            raise UnsupportedModelError(
+                "quantization_config",
+                f"{model_dir} holds {name}: quantised weights are not supported; take the model as it was before.",
+            )
+    check_numbers(read_json(model_dir / "config.json"), model_dir / "config.json")
+    if is_file(model_dir / "generation_config.json"):
+        _check_eos(read_json(model_dir / "generation_config.json"), model_dir / "generation_config.json")
+
+
+def decisive_files(model_dir: Path) -> Iterator[Path]:
+    """The files besides the weights that decide about a model's output, in name order. Raises OSError."""
+    for path in sorted(model_dir.iterdir()):
+        if path.name.startswith(DECISIVE_FILES) and is_file(path):
+            yield path
+
+
+def check_numbers(values: Mapping[str, Any], path: Path) -> None:
+    """Refuse sizes that are no positive integers or larger than any model's. Raises ModelError, naming the value."""
+    for name, most in _MOST.items():
+        value: object = values.get(name)
+        if value is not None and not all(type(size) is int and 1 <= size <= most for size in _sizes(name, value)):
+            raise ModelError(f"{path} says {name} = {_short(value)}; it must be an integer from 1 to {most}.")
+    for name in _ABOVE_ZERO:
+        value = values.get(name)
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
+            raise ModelError(f"{path} says {name} = {_short(value)}; it must be a number above 0.")
+    architectures: object = values.get("architectures")
+    if architectures is not None and not _is_list_of(str, architectures):
+        raise ModelError(f"{path} says architectures = {_short(architectures)}; it must be a list of names.")
+    _check_eos(values, path)
+    for name in _NESTED:
+        if isinstance(values.get(name), dict):
+            check_numbers(cast("Mapping[str, Any]", values[name]), path)
+
+
+def _sizes(name: str, value: object) -> list[object]:
+    if isinstance(value, list) and name in _PER_LAYER:
+        return cast("list[object]", value)
+    return [value]
+
+
+def _check_eos(values: Mapping[str, Any], path: Path) -> None:
+    eos: object = values.get("eos_token_id")
+    if eos is not None and not isinstance(eos, int) and not _is_list_of(int, eos):
+        raise ModelError(f"{path} says eos_token_id = {_short(eos)}; it must be an id or a list of ids.")
+
+
+def _check_size(path: Path) -> None:
+    most = MOST_VOCABULARY_BYTES if path.name.startswith(_VOCABULARIES) else MOST_TEXT_BYTES
+    size = path.stat().st_size
+    if size > most:
+        raise ModelError(f"{path} has {size} bytes; at most {most >> 20} MiB are read of such a file.")
+
+
+def _refuse_code(path: Path) -> None:
+    if is_file(path) and read_json(path, MOST_TEXT_BYTES).get("auto_map"):
+        raise UnsupportedModelError(
+            "auto_map",
+            f"The tokenizer brings its own code (auto_map in {path}); remote code is never run. Remove auto_map if "
+            "tokenizer.json is all that it needs.",
+        )
+
+
+def _is_list_of(kind: type, value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in cast("list[object]", value))
+
+
+def _short(value: object) -> str:
+    """A value of whatever size, for a message."""
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return "a number of many digits"
+    text = repr(value)
+    return text if len(text) <= _VALUE_SHOWN else text[:_VALUE_SHOWN] + "…"

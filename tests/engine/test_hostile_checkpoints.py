@@ -1,0 +1,226 @@
+"""Folders that mean harm, or are no models: each is one clear error of ours, soon and without much memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.engine.errors import ModelError, UnsupportedModelError
+from headrace.engine.load import load_engine
+from headrace.engine.types import EngineConfig
+from tests.support.checkpoints import Shape, checkpoint
+
+CONFIG = EngineConfig(max_num_seqs=2, max_num_batched_tokens=16, num_kv_blocks=32, max_model_len=64)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of one's own, to damage."""
+    return Path(shutil.copytree(checkpoint(Shape()), tmp_path / "model"))
+
+
+def edit(path: Path, **values: Any) -> None:
+    """Change entries of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def refused(folder: Path, words: str) -> ModelError:
+    """Loading fails with one line that has these words, and takes less than 200 MB more than before."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelError, match=words) as caught:
+        load_engine(folder, CONFIG)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_the_folder_is_taken_before_it_is_damaged(folder: Path) -> None:
+    load_engine(folder, CONFIG)
+
+
+FOREIGN: list[tuple[str, Callable[[Path], object], str, str]] = [
+    (
+        "code in config.json",
+        lambda at: edit(at / "config.json", auto_map={"AutoModelForCausalLM": "evil.Evil"}),
+        "auto_map",
+        "remote code",
+    ),
+    (
+        "code of the tokenizer",
+        lambda at: edit(at / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "evil.Evil"]}),
+        "auto_map",
+        "tokenizer_config.json.*Remove auto_map",
+    ),
+    (
+        "quantised",
+        lambda at: edit(at / "config.json", quantization_config={"quant_method": "bitsandbytes"}),
+        "quantization_config",
+        "bitsandbytes",
+    ),
+    (
+        "quantised somehow",
+        lambda at: edit(at / "config.json", quantization_config="int3"),
+        "quantization_config",
+        "unnamed",
+    ),
+    *(
+        (name, lambda at, name=name: (at / name).write_text("{}"), "quantization_config", name)
+        for name in ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+    ),
+    (
+        "encoder and decoder",
+        lambda at: edit(at / "config.json", is_encoder_decoder=True),
+        "is_encoder_decoder",
+        "Encoder-decoder",
+    ),
+    (
+        "gguf",
+        lambda at: (at / "model.safetensors").rename(at / "model.Q4_K.gguf"),
+        "gguf",
+        r"GGUF \(model\.Q4_K\.gguf\).*safetensors that they were made of",
+    ),
+    ("pickles", lambda at: (at / "model.safetensors").rename(at / "pytorch_model.bin"), "pickle", "convert"),
+]
+
+
+@pytest.mark.parametrize(("change", "feature", "words"), [case[1:] for case in FOREIGN], ids=[c[0] for c in FOREIGN])
+def test_refused_by_name_before_anything_is_read(
+    folder: Path, change: Callable[[Path], object], feature: str, words: str
+) -> None:
+    change(folder)
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(b"not looked at")
+    error = refused(folder, words)
+    assert isinstance(error, UnsupportedModelError)
+    assert error.feature == feature
+
+
+def test_a_folder_of_gguf_alone(tmp_path: Path) -> None:
+    (tmp_path / "llama.gguf").write_bytes(b"GGUF")
+    refused(tmp_path, "GGUF")
+
+
+SIZES = (0, -1, 10**12, 10**400, 1.5, "many", True)
+NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+NUMBERS = [(name, value) for name in NAMES for value in SIZES]
+NUMBERS += [
+    ("hidden_size", [64]),
+    ("intermediate_size", [96, 10**12]),
+    ("intermediate_size", 10**12),
+    ("head_dim", 0),
+    ("max_position_embeddings", 1 << 62),
+]
+NUMBERS += [("rms_norm_eps", 0), ("rope_theta", -1.0), ("rope_parameters", {"rope_type": "default", "rope_theta": 0})]
+NUMBERS += [("architectures", 5), ("architectures", {"a": 1}), ("eos_token_id", "x"), ("eos_token_id", [[1]])]
+
+
+@pytest.mark.parametrize(("name", "value"), NUMBERS, ids=lambda value: str(value)[:20])
+def test_numbers_that_no_model_has(folder: Path, name: str, value: object) -> None:
+    edit(folder / "config.json", **{name: value})
+    refused(folder, "config.json says .* it must be")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"hidden_size": 1 << 19, "head_dim": 16}, r"embed_tokens\.weight is \[320, 64\] instead of \[320, 524288\]"),
+        ({"num_hidden_layers": 4096, "intermediate_size": 1 << 21, "hidden_size": 1 << 14}, "Not enough memory"),
+        ({"vocab_size": 1 << 23, "hidden_size": 1 << 18}, "Not enough memory"),
+        ({"hidden_act": {"a": 1}}, "hidden_act"),
+        ({"rope_parameters": 3}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": ["x"]}}, "Rotary scaling"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"model_type": "../../x"}, "does not describe a model"),
+        ({"model_type": ["llama"]}, "does not describe a model"),
+        ({"dtype": 3}, "Weights of type 3"),
+        ({"max_position_embeddings": 32}, "max_model_len 64 is more than the 32"),
+    ],
+)
+def test_configurations_that_do_not_fit_together(folder: Path, values: dict[str, Any], words: str) -> None:
+    """Sizes that are each possible are refused by the memory they would take, before any is taken."""
+    edit(folder / "config.json", **values)
+    refused(folder, words)
+
+
+TEXTS = {
+    "nested": '{"a":' + "[" * 200_000 + "]" * 200_000 + "}",
+    "nan": '{"rms_norm_eps": NaN}',
+    "infinity": '{"rope_theta": -Infinity}',
+    "overflow": '{"rope_theta": 1e999}',
+    "many digits": '{"hidden_size": ' + "9" * 5000 + "}",
+    "not utf-8": "\udcff",
+    "nothing": "",
+    "a list": "[]",
+}
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+def test_json_that_is_none(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    refused(folder, name)
+
+
+DECISIVE = ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"]
+DECISIVE += ["vocab.json", "special_tokens_map.json", "model.safetensors.index.json"]
+
+
+@pytest.mark.parametrize("name", DECISIVE)
+def test_files_of_gigabytes_are_not_read(folder: Path, name: str) -> None:
+    with (folder / name).open("ab") as file:
+        os.truncate(file.fileno(), 8 << 30)  # sparse
+    refused(folder, f"{name} has .*MiB")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["loop", "pipe", "folder", "zeros"])
+def test_files_that_are_none(folder: Path, name: str, kind: str) -> None:
+    path = folder / name
+    path.unlink()
+    if kind == "loop":
+        path.symlink_to(name)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    refused(folder, name.partition(".")[0])
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_rows(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    added = {**tokenizer["added_tokens"][0], "content": "<extra>", "id": 320}
+    tokenizer["added_tokens"].append(added)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    refused(folder, r"ids up to 320, .* only 320 rows \(vocab_size\)")
+
+
+@pytest.mark.parametrize("change", [{"added_tokens": 3}, {"model": None}, {"decoder": {"type": "Evil"}}])
+def test_a_tokenizer_that_is_damaged(folder: Path, change: dict[str, Any]) -> None:
+    edit(folder / "tokenizer.json", **change)
+    refused(folder, "tokenizer")
+
+
+def test_the_command_ends_with_one_line_and_no_traceback(folder: Path) -> None:
+    """As a person meets it: the last line names the file, and the exit code says that it is the model."""
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write((5 << 30).to_bytes(8, "little"))
+    program = (
+        "import sys; from headrace.worker.cli import run; "
+        f"sys.exit(run(['worker', '--embedded', '--check', '--model', {str(folder)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 5, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("headrace worker: ") and "model.safetensors is no readable safetensors file" in last
+    assert "Traceback" not in done.stderr
