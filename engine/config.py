@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..kernels.gated import Activation
+from ..kernels.matrix import PANEL
 from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
-from .families import ACTIVATIONS, FAMILIES, Family, layer_windows, refuse_unknown_parts
+from .families import ACTIVATIONS, FAMILIES, ExpertKeys, Family, layer_windows, refuse_unknown_parts
 from .json_file import is_file, read_json
 from .rope import RopeConfig, layer_ropes
 
@@ -24,6 +25,15 @@ class LayerConfig:
 
     window: int = 0  # positions that a query sees, its own included; 0: all
     rope: int | None = 0  # which of the model's rotary embeddings; None: none
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts, of intermediate_size each, in every layer."""
+
+    count: int
+    top_k: int  # that each token takes
+    normalised: bool  # whether a token's weights add up to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,7 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what attention and feed-forward add
     logits_divisor: float = 1.0  # of scores over the vocabulary
     logits_soft_cap: float = 0.0  # on what is left of them; 0: none
+    experts: ExpertsConfig | None = None
 
     @property
     def num_layers(self) -> int:
@@ -162,7 +173,7 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
         family=family,
         vocab_size=int(values["vocab_size"]),
         hidden_size=hidden_size,
-        intermediate_size=int(values["intermediate_size"]),
+        intermediate_size=int(values[family.experts.width if family.experts else "intermediate_size"]),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -176,8 +187,22 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
         mlp_bias=bias(family.mlp_bias, "mlp_bias"),
         dtype=dtype,
         eos_token_ids=eos,
+        experts=None if family.experts is None else _experts(family.experts, values),
         **_scales(family, values, hidden_size, head_dim),
     )
+
+
+def _experts(keys: ExpertKeys, values: Mapping[str, Any]) -> ExpertsConfig:
+    """Read the mixture of experts, whose number transformers names alike for all architectures."""
+    count, top_k = int(values["num_local_experts"]), int(values["num_experts_per_tok"])
+    if not 1 <= top_k <= count:
+        raise ModelError(f"Each token takes {top_k} of {count} experts.")
+    if values.get("decoder_sparse_step", 1) != 1:
+        raise UnsupportedModelError("decoder_sparse_step", "Experts in only some of the layers are not supported.")
+    for key in (keys.width, "hidden_size"):
+        if int(values[key]) % PANEL:
+            raise UnsupportedModelError(key, f"Experts with a {key} that is no multiple of {PANEL} are not supported.")
+    return ExpertsConfig(count, top_k, not keys.normalised or bool(values[keys.normalised]))
 
 
 def _scales(family: Family, values: Mapping[str, Any], hidden_size: int, head_dim: int) -> dict[str, Any]:

@@ -18,6 +18,19 @@ QueryKeyNorms = Literal["none", "head", "row"]  # of each head, or of all heads 
 Windows = Literal["none", "all", "by_layer"]  # layers that see a window: none, all of them, those that layer_types says
 
 MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKeys:
+    """How an architecture with a mixture of experts names things."""
+
+    width: str  # keys of the configuration
+    normalised: str  # empty: they always are
+    module: str  # of the checkpoint, within a layer
+    gate_up: tuple[str, str]
+    down: str
+
+
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
@@ -42,6 +55,7 @@ class Family:
     logits_cap: bool = False  # final_logit_softcapping is
     multipliers: bool = False  # those of embedding, attention, residual and logits are
     layers_without_rope: bool = False  # no_rope_layers is
+    experts: ExpertKeys | None = None  # a mixture of them in place of each feed-forward
 
 
 FAMILIES: dict[str, Family] = {
@@ -63,6 +77,16 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": Family(mlp_bias=None, multipliers=True),
     "Olmo2ForCausalLM": Family(norm_places="after", query_key_norms="row"),
     "SmolLM3ForCausalLM": Family(mlp_bias=None, windows="by_layer", layers_without_rope=True),
+    "Qwen3MoeForCausalLM": Family(
+        query_key_norms="head", windows="all",
+        experts=ExpertKeys(
+            "moe_intermediate_size", "norm_topk_prob", "mlp", ("gate_proj", "up_proj"), "down_proj",
+        ),
+    ),
+    "MixtralForCausalLM": Family(
+        qkv_bias=False, out_bias=False, windows="all",
+        experts=ExpertKeys("intermediate_size", "", "block_sparse_moe", ("w1", "w3"), "w2"),
+    ),
 }  # fmt: skip
 
 
@@ -110,6 +134,7 @@ def refuse_unknown_parts(family: Family, values: Mapping[str, Any]) -> None:
     ):  # fmt: skip
         if values.get(key) not in (None, 1.0) and not honoured:
             raise UnsupportedModelError(key, f"{key} is not supported by this architecture.")
-    for key in ("attention_sinks", "sinks", "num_experts", "num_local_experts"):
+    experts = () if family.experts else ("num_experts", "num_local_experts")
+    for key in ("attention_sinks", "sinks", "mlp_only_layers", *experts):
         if values.get(key):
             raise UnsupportedModelError(key, f"{key} is not supported.")

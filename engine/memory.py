@@ -42,6 +42,8 @@ def footprint(
     # every buffer of a recorded pass: no two of one width share one at once, those of different widths never do
     attention = model.qkv_size + 2 * model.num_heads * model.head_dim
     per_token = (4 * model.hidden_size + attention + 3 * model.intermediate_size) * item_bytes
+    if model.experts is not None:  # rows as they are sorted, and what the experts make of them
+        per_token += model.experts.top_k * (2 * model.hidden_size + model.intermediate_size) * item_bytes
     # scores at full batch: the product's own, their float32 copy, and the copy that penalties change; then slices for
     # log-probabilities, each with the table of its softmax
     rows = config.max_num_seqs * (item_bytes + 4 + 4) + max(PROMPT_LOGPROB_ROWS, LOGPROB_ROWS) * (item_bytes + 4 + 4)

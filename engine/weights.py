@@ -35,6 +35,7 @@ class LayerWeights:
     qkv_bias: torch.Tensor | None
     out: Matrix  # [hidden, heads·head_dim]
     out_bias: torch.Tensor | None
+    router: Matrix | None  # [experts, hidden]; with it, `gate_up` and `down` are those of all experts, in order
     gate_up: Matrix  # [2·intermediate, hidden], the gate's rows first
     gate_up_bias: torch.Tensor | None
     down: Matrix  # [hidden, intermediate]
@@ -146,16 +147,23 @@ def _allocate_layer(config: ModelConfig, at: str, new: _New) -> LayerWeights:
     }  # fmt: skip
     if config.family.fused:
         qkv_rows, gate_up_rows = {"qkv_proj": config.qkv_size}, {"gate_up_proj": 2 * middle}
+    down_rows, router = {"down_proj": hidden}, None
+    if config.experts is not None and (keys := config.family.experts) is not None:
+        mlp, each = f"{at}{keys.module}.", range(config.experts.count)
+        gate_up_rows = {f"experts.{i}.{name}": middle for i in each for name in keys.gate_up}
+        down_rows = {f"experts.{i}.{keys.down}": hidden for i in each}
+        router = new.matrix(hidden, **{f"{mlp}gate.weight": config.experts.count})
     qkv, qkv_bias = stacked(attention, qkv_rows, hidden, config.qkv_bias)
     out, out_bias = stacked(attention, {"o_proj": hidden}, query, config.out_bias)
     gate_up, gate_up_bias = stacked(mlp, gate_up_rows, hidden, config.mlp_bias)
-    down, down_bias = stacked(mlp, {"down_proj": hidden}, middle, config.mlp_bias)
+    down, down_bias = stacked(mlp, down_rows, middle, config.mlp_bias)
     return LayerWeights(
         **_allocate_norms(config, at, new),
         qkv=qkv,
         qkv_bias=qkv_bias,
         out=out,
         out_bias=out_bias,
+        router=router,
         gate_up=gate_up,
         gate_up_bias=gate_up_bias,
         down=down,

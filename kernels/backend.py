@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from . import attention, gated, rms_norm, rotary
+from . import attention, experts, gated, rms_norm, rotary
 from .cpu.build import cpu_features, library_path
 from .cpu.library import CpuLibrary
 from .cpu.prebuilt import prebuilt_path
@@ -122,6 +122,7 @@ class Backend:
     rotate_and_store: RotateAndStore
     silu_mul: Callable[[Tensor], Tensor]
     gelu_mul: Callable[[Tensor], Tensor]
+    experts: Callable[[Tensor, Tensor, Matrix, Matrix, int, bool], Tensor]
     sample: Callable[[Tensor, SampleParameters], Tensor]
     linear: Linear = torch_linear
     embedding: Embedding = torch_embedding
@@ -148,6 +149,7 @@ def torch_backend(reason: str = "") -> Backend:
         rotate_and_store=rotary.rotate_and_store,
         silu_mul=gated.silu_mul,
         gelu_mul=gated.gelu_mul,
+        experts=experts.experts,
         sample=sample,
         reason=reason,
     )
@@ -164,6 +166,7 @@ def cpu_backend(library: CpuLibrary, own_products: bool = True) -> Backend:
         rotate_and_store=library.rotate_and_store,
         silu_mul=library.silu_mul,
         gelu_mul=library.gelu_mul,
+        experts=library.experts if own_products else experts.experts,
         sample=library.sample,
         cap_scores=library.cap_scores,
         kv_layout="by_head",

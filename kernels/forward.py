@@ -88,6 +88,10 @@ class Forward(Protocol[T]):
         """The other one; `gate_up` is not used again."""
         ...
 
+    def experts(self, x: T, scores: T, gate_up: Matrix, down: Matrix, top_k: int, normalised: bool) -> T:
+        """Mixture of experts, of what a router's product scores."""
+        ...
+
     def rotate_and_store(self, qkv: T, layer: int, how: Rotation) -> T:
         """Norm and rotate queries and keys, write keys and values into the layer's cache, give the queries."""
         ...
@@ -159,6 +163,12 @@ class Immediate:
     def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """`gated.gelu_mul`."""
         return self._ops.gelu_mul(gate_up)
+
+    def experts(
+        self, x: torch.Tensor, scores: torch.Tensor, gate_up: Matrix, down: Matrix, top_k: int, normalised: bool
+    ) -> torch.Tensor:
+        """`experts.experts`."""
+        return self._ops.experts(x, scores, gate_up, down, top_k, normalised)
 
     def rotate_and_store(self, qkv: torch.Tensor, layer: int, how: Rotation) -> torch.Tensor:
         """`rotary.rotate_and_store`, as [rows, heads·head_dim]."""

@@ -58,6 +58,9 @@ class Decoder:
         return self._added(ops, seen, layer.out, layer.out_bias)
 
     def _feed_forward(self, ops: Forward[T], x: T, layer: LayerWeights) -> T:
+        if layer.router is not None and (mixture := self.config.experts) is not None:
+            scores = ops.linear(x, layer.router, None)
+            return ops.experts(x, scores, layer.gate_up, layer.down, mixture.top_k, mixture.normalised)
         gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
         gated = ops.gelu_mul(gate_up) if self.config.activation == "gelu" else ops.silu_mul(gate_up)
         return self._added(ops, gated, layer.down, layer.down_bias)

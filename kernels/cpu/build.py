@@ -20,7 +20,7 @@ from ..errors import BuildError
 
 UNITS = (
     "product.cpp", "compress.cpp", "score.cpp", "screen.cpp", "screen_parts.cpp", "paged_attention.cpp",
-    "attention_plan.cpp", "elementwise.cpp", "rotary.cpp", "sample.cpp", "program.cpp", "team.cpp",
+    "attention_plan.cpp", "elementwise.cpp", "rotary.cpp", "experts.cpp", "sample.cpp", "program.cpp", "team.cpp",
 )  # fmt: skip
 SHARED = (  # included by the units
     "simd.cpp", "panels.cpp", "steps.cpp", "attention_tile.cpp", "compressed.h", "product.h", "ops.h", "score.h",

@@ -22,11 +22,12 @@ from ..large_pages import zeros_in_large_pages
 from ..matrix import Matrix
 from ..rotary import QueryKeyNorm
 from ..sample import SampleParameters
-from .pointers import Scoring, is_bf16, is_whole_norm, matrix_pointer, product_pointer
+from .pointers import Scoring, check_experts, is_bf16, is_whole_norm, matrix_pointer, product_pointer
 from .pointers import address as _at
-from .program import Calls, cache_type, record
+from .program import Calls, record
+from .recorder import cache_type
 from .signatures import RESULTS, SIGNATURES
-from .structs import Attention, Gate, Norm, Product, Rotation, Sum
+from .structs import Attention, Experts, Gate, Norm, Product, Rotation, Sum
 
 SCREENED_OUTPUTS = 2048  # and more: with fewer, all scores are computed as fast
 
@@ -249,6 +250,23 @@ class CpuLibrary:
         number = ACTIVATIONS.index(activation)
         call = Gate(_at(gate_up, gate_up.dtype), out.data_ptr(), rows, width, number, is_bf16(gate_up.dtype))
         self._library.headrace_gate(call, torch.get_num_threads())
+        return out
+
+    def experts(
+        self, x: torch.Tensor, scores: torch.Tensor, gate_up: Matrix, down: Matrix, top_k: int, normalised: bool
+    ) -> torch.Tensor:
+        """`experts.experts`; the width of an expert and of a row must be whole panels."""
+        (rows, hidden), count, dtype = x.shape, scores.shape[1], x.dtype
+        check_experts(gate_up, down, count, hidden)
+        out = torch.empty_like(x)
+        rooms = [torch.empty((rows * top_k, width), dtype=dtype) for width in (hidden, down.inputs, hidden)]
+        lists = [torch.empty(size, dtype=torch.int32) for size in (*[rows * top_k] * 3, count + 1, count)]
+        call = Experts(
+            _at(x, gate_up.dtype), _at(scores, dtype), product_pointer(gate_up), product_pointer(down),
+            *(room.data_ptr() for room in rooms), out.data_ptr(), *(part.data_ptr() for part in lists), rows, count,
+            top_k, normalised,
+        )  # fmt: skip
+        self._library.headrace_experts(call, torch.get_num_threads())
         return out
 
     def sample(self, scores: torch.Tensor, parameters: SampleParameters) -> torch.Tensor:

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "product.h"
 #include "team.h"
 
 constexpr int64_t SHARE = 8192;  // values of a share; with fewer, handing out takes longer than the work
@@ -55,6 +56,19 @@ struct Gate {
   int32_t activation, bf16;  // the former as simd.cpp counts them
 };
 void gate(Member& member, const Gate& g);
+
+// experts.py. Of all experts, `gate_up` has 2 · width outputs each and `down` hidden ones, all of them whole panels.
+struct Experts {
+  const void *x, *scores;            // [rows, hidden], [rows, count]
+  Matrix gate_up, down;
+  void *sorted, *gated, *fed, *out;  // rows · top_k of hidden, width and hidden to work in; [rows, hidden]
+  int32_t *chosen, *place;           // [rows, top_k]
+  float* weights;                    // [rows, top_k]
+  int32_t *start, *active;           // [count + 1], [count]
+  int64_t rows, count, top_k;
+  int32_t normalised;
+};
+void experts(Member& member, const Experts& e);
 
 // attention.py
 struct Attention {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..embedding import Asked, Scores
-from ..matrix import Matrix
+from ..matrix import PANEL, Matrix
 from ..rotary import QueryKeyNorm
 from .structs import MatrixPointer, ScoresCall
 
@@ -39,6 +39,16 @@ def is_whole_norm(norm: QueryKeyNorm, heads: int, kv_heads: int, head_dim: int) 
     if lengths != (heads * head_dim, kv_heads * head_dim):
         raise TypeError(f"expected norms of a head's {head_dim} values or of all heads', got {lengths}")
     return True
+
+
+def check_experts(gate_up: Matrix, down: Matrix, count: int, hidden: int) -> None:
+    """Raise TypeError unless matrices of `count` experts fit each other and each expert's part is whole panels."""
+    width = down.inputs
+    shapes = (gate_up.outputs, gate_up.inputs, down.outputs)
+    if shapes != (2 * count * width, hidden, count * hidden) or width % PANEL or hidden % PANEL:
+        raise TypeError(
+            f"expected {count} experts between {hidden} and {width} values, multiples of {PANEL}; got {shapes}"
+        )
 
 
 def matrix_pointer(matrix: Matrix) -> MatrixPointer:

@@ -8,25 +8,6 @@
 
 namespace {
 
-// Sums as the result's type holds them, after the bias and the scale.
-template <typename T>
-inline vf finished(const float* sum, const T* bias, int64_t left, float scale) {
-  vf value = load(sum);
-  if (bias) value += load_upto(bias, left);
-  return rounded<T>(value * scale);
-}
-
-// sums[r][o] of rows [first, first + count) and one panel, in whichever form that is. `next` may be beyond the last.
-template <typename T>
-void sum_up(const Product& p, int64_t panel, int64_t next, int64_t first, int64_t count, float* sums) {
-  const Matrix& m = p.matrix;
-  const T* const x = (const T*)p.x + first * m.inputs;
-  if constexpr (sizeof(T) == sizeof(uint16_t))
-    if (m.compressed) return multiply_compressed(x, count, m, panel, next, sums);
-  const auto row = [&](int64_t r) { return x + r * m.inputs; };
-  multiply_rows(row, count, panel_of<T>(m, panel), m.inputs, sums, panel_or_null<T>(m, next));
-}
-
 template <typename T>
 void multiply_all(Member& member, const Product& p) {
   const int64_t outputs = p.matrix.outputs;

@@ -5,15 +5,19 @@
 
 namespace {
 
-enum Kind : int32_t { ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND, ADD };
+enum Kind : int32_t { ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND, ADD, EXPERTS };
 
 // One recorded operation; program.py has the same fields. What a kind does not need is zero.
 struct Operation {
-  int32_t kind, bf16, cache_type, compressed, activation, whole_norm;
+  int32_t kind, bf16, cache_type, compressed, activation, whole_norm, down_compressed, normalised;
   float eps_or_scale, soft_cap;
   const void *in, *residual, *weight, *bias;
   void *out, *total, *k_cache, *v_cache;
   const float *cos_sin, *query_norm, *key_norm;
+  const void* down;
+  void *sorted, *gated, *fed;
+  int32_t* routing;  // for the step's rows: chosen, place and weights, then start and active, as Experts has them
+  int64_t top_k, experts, width;
   int64_t inputs, outputs, heads, kv_heads, head_dim, rotary_dim, block_size, window;
 };
 
@@ -61,6 +65,14 @@ inline Attention of_attention(const Operation& o, const Step& s) {
 inline Rotation of_rotation(const Operation& o, const Step& s) {
   return {o.in, s.positions, s.slots, o.cos_sin, o.query_norm, o.key_norm, o.k_cache, o.v_cache, o.out, s.rows, o.heads,
           o.kv_heads, o.head_dim, o.rotary_dim, o.block_size, o.eps_or_scale, o.whole_norm, o.bf16, o.cache_type};
+}
+
+inline Experts of_experts(const Operation& o, const Step& s) {
+  const int64_t choices = s.rows * o.top_k;
+  int32_t *const chosen = o.routing, *const place = chosen + choices, *const start = place + 2 * choices;
+  return {o.in, o.residual, matrix(o), {o.down, o.experts * o.inputs, o.width, o.bf16, o.down_compressed},
+          o.sorted, o.gated, o.fed, o.out, chosen, place, (float*)(place + choices), start, start + o.experts + 1,
+          s.rows, o.experts, o.top_k, o.normalised};
 }
 
 inline bool same_plan(const Attention& a, const Operation& o) {
@@ -111,6 +123,7 @@ struct Worker {
       case GATE: return gate(member, {o.in, o.out, step.rows, o.outputs, o.activation, o.bf16});
       case ROTATE: return rotate_and_store(member, of_rotation(o, step));
       case ATTEND: return attend(o);
+      case EXPERTS: return experts(member, of_experts(o, step));
       case ADD: return add(member, {o.in, o.residual, o.out, step.rows, o.inputs, o.bf16});
     }
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from .structs import Attention, Gate, MatrixPointer, Norm, Operation, Product, Rotation, ScoresCall, Step, Sum
+from .structs import Attention, Experts, Gate, MatrixPointer, Norm, Operation, Product, Rotation, ScoresCall, Step, Sum
 
 _AT, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _POINTER = ctypes.POINTER
@@ -22,6 +22,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "headrace_add": [_POINTER(Sum), _INT],
     "headrace_gate": [_POINTER(Gate), _INT],
     "headrace_cap_scores": [_AT, _INT64, _INT64, ctypes.c_float, ctypes.c_float, _INT],
+    "headrace_experts": [_POINTER(Experts), _INT],
     "headrace_paged_attention": [_POINTER(Attention), _INT],
     "headrace_pack": [_POINTER(MatrixPointer), _INT],
     "headrace_compress": [_POINTER(MatrixPointer), _INT],

@@ -64,6 +64,17 @@ class Gate(ctypes.Structure):
     _fields_: ClassVar = _fields({"p": "gate_up out", "q": "rows width", "i": "activation bf16"})
 
 
+class Experts(ctypes.Structure):
+    """`Experts`."""
+
+    _fields_: ClassVar = [
+        *_fields({"p": "x scores"}), ("gate_up", MatrixPointer), ("down", MatrixPointer),
+        *_fields({
+            "p": "sorted gated fed out chosen place weights start active", "q": "rows count top_k", "i": "normalised",
+        }),
+    ]  # fmt: skip
+
+
 class Attention(ctypes.Structure):
     """`Attention`."""
 
@@ -78,9 +89,11 @@ class Operation(ctypes.Structure):
     """`Operation`: one recorded operation of a program."""
 
     _fields_: ClassVar = _fields({
-        "i": "kind bf16 cache_type compressed activation whole_norm", "f": "eps_or_scale soft_cap",
-        "p": "x residual weight bias out total k_cache v_cache cos_sin query_norm key_norm",
-        "q": "inputs outputs heads kv_heads head_dim rotary_dim block_size window",
+        "i": "kind bf16 cache_type compressed activation whole_norm down_compressed normalised",
+        "f": "eps_or_scale soft_cap",
+        "p": "x residual weight bias out total k_cache v_cache cos_sin query_norm key_norm down sorted gated "
+        "fed routing",
+        "q": "top_k experts width inputs outputs heads kv_heads head_dim rotary_dim block_size window",
     })  # fmt: skip
 
 

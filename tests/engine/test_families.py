@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from headrace.engine.config import read_model_config
+from headrace.engine.errors import ModelError, UnsupportedModelError
 from tests.support.families import LAYERS, MODELS, ORIGINAL, VOCAB, WINDOW, family_checkpoint, family_reference
 from tests.support.tolerances import INSIDE
 from tests.support.torch_rig import TorchRig, prompt, rig
@@ -138,3 +143,28 @@ def test_log_probabilities_are_of_the_models_own_scores(name: str) -> None:
     assert output.logprobs[0][0][1] == pytest.approx(want[-1].max().item(), abs=1e-4)
     got = [entry[0][1] for entry in output.prompt_logprobs if entry]
     assert got == pytest.approx([want[at, ids[at + 1]].item() for at in range(19)], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("feature", "change"),
+    [
+        ("decoder_sparse_step", {"decoder_sparse_step": 2}),
+        ("mlp_only_layers", {"mlp_only_layers": [1]}),
+        ("moe_intermediate_size", {"moe_intermediate_size": 72}),
+        ("hidden_size", {"hidden_size": 72}),
+    ],
+)
+def test_mixtures_that_are_refused(tmp_path: Path, feature: str, change: dict[str, object]) -> None:
+    config = json.loads((family_checkpoint("qwen3-moe") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_model_config(tmp_path)
+    assert caught.value.feature == feature
+
+
+def test_windows_without_a_size_and_more_experts_than_there_are_are_no_configuration(tmp_path: Path) -> None:
+    for name, change in (("gemma2", {"sliding_window": 0}), ("mixtral", {"num_experts_per_tok": 5})):
+        config = json.loads((family_checkpoint(name) / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(ModelError, match=r"sliding_window is 0|5 of 4 experts"):
+            read_model_config(tmp_path)

@@ -162,7 +162,9 @@ def test_every_tensor_comes_to_its_place(shape: Shape, dtype: torch.dtype) -> No
     assert set(views) == set(on_disk)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert len(seen) == len(on_disk)
-    assert {total for _, total in seen} == {seen[-1][0]} == {weights.num_bytes * 4 // dtype.itemsize}  # float32 on disk
+    assert (
+        {total for _, total in seen} == {seen[-1][0]} == {sum(each.numel() for each in on_disk.values()) * 4}
+    )  # float32 on disk
     layer = "model.layers.0.self_attn."
     assert torch.equal(weights.layers[0].qkv.plain, torch.cat([on_disk[f"{layer}{x}_proj.weight"] for x in "qkv"]))
     gate_up = [on_disk[f"model.layers.0.mlp.{x}_proj.weight"] for x in ("gate", "up")]

@@ -9,7 +9,7 @@ import torch
 
 from headrace.kernels.attention import Paging
 from headrace.kernels.backend import Backend, choose_backend, open_library
-from headrace.kernels.cpu.program import Recorder, Register
+from headrace.kernels.cpu.recorder import Recorder, Register
 from headrace.kernels.errors import BuildError
 from headrace.kernels.forward import Forward, T, immediately
 from headrace.kernels.matrix import Matrix, plain_matrix

@@ -59,6 +59,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name → architecture, what
         },
     ),
     "olmo2": ("Olmo2", {"num_attention_heads": 6, "hidden_size": 72}),
+    "qwen3-moe": ("Qwen3Moe", {
+        "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": False,
+        "head_dim": 24,
+    }),
+    "mixtral": ("Mixtral", {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128, "sliding_window": WINDOW,
+    }),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
     "llama-dynamic": ("Llama", {
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}, "max_position_embeddings":
@@ -113,6 +120,6 @@ def draw(model: Any) -> Any:
                 torch.nn.init.normal_(parameter, std=0.5)
             else:
                 gain = 4.0 if "o_proj" in name or "down_proj" in name else 1.0
-                torch.nn.init.normal_(parameter, std=gain * parameter.shape[1] ** -0.5)
+                torch.nn.init.normal_(parameter, std=gain * parameter.shape[-1] ** -0.5)
     model.generation_config.eos_token_id = None  # tests go past it
     return model.eval()
