@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from .checkpoint import tensor_shapes, weight_files
 from .config import ModelConfig, read_model_config
 from .engine import Engine
 from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
-from .memory import available_bytes, footprint, plan_num_blocks
+from .load_transformers import plan_transformers
+from .memory import Footprint, available_bytes, footprint, plan_num_blocks
+from .models.transformers_config import TransformersConfig, read_transformers_config
+from .passes import DecoderPasses, Passes
 from .runner import RunnerLimits, TorchRunner
 from .tokenizer import load_tokenizer
 from .types import EngineConfig, ModelInfo, Tokenizer
@@ -35,6 +39,8 @@ _DECISIVE_FILES = (
     "config.json", "generation_config.json", "tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "spiece",
     "chat_template",
 )  # fmt: skip
+_NEVER = {"auto_map", "quantization_config", "is_encoder_decoder", "dtype"}  # refused by whatever runs the model
+logger = logging.getLogger(__name__)
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 
 
@@ -52,7 +58,7 @@ def load_engine(
     """
     config = config or EngineConfig()
     model_dir = find_model(model)
-    model_config = read_model_config(model_dir)
+    model_config = read_config(model_dir)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, model_config, bf16_is_fast())
     info = ModelInfo(name=str(model), fingerprint=fingerprint(model_dir, dtype))
@@ -61,9 +67,26 @@ def load_engine(
     return Engine(runner, config), tokenizer, info
 
 
+def read_config(model_dir: Path) -> ModelConfig | TransformersConfig:
+    """Read a checkpoint's configuration, for our own decoder if that knows the model, else for transformers' code.
+
+    Raises ModelError: as `read_model_config`; UnsupportedModelError only if neither takes the model.
+    """
+    try:
+        model = read_model_config(model_dir)
+    except UnsupportedModelError as error:
+        if error.feature in _NEVER:
+            raise
+        other = read_transformers_config(model_dir)
+        logger.info("%s runs through transformers' own code: %s", other.architecture, error)
+        return other
+    logger.info("%s runs natively", model.architecture)
+    return model
+
+
 def load_runner(
     model_dir: Path,
-    model: ModelConfig,
+    model: ModelConfig | TransformersConfig,
     config: EngineConfig,
     dtype: torch.dtype,
     backend: Backend,
@@ -74,13 +97,14 @@ def load_runner(
     Raises:
         WeightsError, UnsupportedModelError, MemoryBudgetError
     """
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
+    if isinstance(model, ModelConfig):
+        size, passes = _native(model_dir, model, config, dtype, kv_dtype, backend)
+    else:
+        size, passes = plan_transformers(model_dir, model, config, dtype, kv_dtype, backend)
     max_model_len = config.max_model_len or model.max_position
     if max_model_len > model.max_position:
         raise ModelError(f"max_model_len {max_model_len} is more than the {model.max_position} positions of the model.")
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    shape_only, _ = allocate(model, dtype, torch.device("meta"))
-    weights_bytes = shape_only.num_bytes + backend.screen_bytes(model.vocab_size, model.hidden_size)
-    size = footprint(model, config, weights_bytes, dtype.itemsize, kv_dtype)
     limits = RunnerLimits(
         num_blocks=plan_num_blocks(size, config, max_model_len, available_bytes()),
         block_size=config.block_size,
@@ -89,10 +113,28 @@ def load_runner(
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_dtype=kv_dtype,
     )
-    weights = load_weights(model_dir, model, dtype, torch.device("cpu"), progress)
-    if backend.pack is not None:
-        weights = weights.packed(backend.pack, backend.compressed, backend.screened)
-    return TorchRunner(model, weights, backend, limits)
+    return TorchRunner(passes(progress), backend, limits)
+
+
+def _native(
+    model_dir: Path,
+    model: ModelConfig,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    backend: Backend,
+) -> tuple[Footprint, Callable[[Progress | None], Passes]]:
+    """What our own decoder takes, and what loads it."""
+    shape_only, _ = allocate(model, dtype, torch.device("meta"))
+    weights_bytes = shape_only.num_bytes + backend.screen_bytes(model.vocab_size, model.hidden_size)
+
+    def load(progress: Progress | None) -> Passes:
+        weights = load_weights(model_dir, model, dtype, torch.device("cpu"), progress)
+        if backend.pack is not None:
+            weights = weights.packed(backend.pack, backend.compressed, backend.screened)
+        return DecoderPasses(model, weights, backend)
+
+    return footprint(model, config, weights_bytes, dtype.itemsize, kv_dtype), load
 
 
 def find_model(model: str | Path) -> Path:
@@ -119,7 +161,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
-def resolve_dtype(name: str, model: ModelConfig, fast_bf16: bool) -> torch.dtype:
+def resolve_dtype(name: str, model: ModelConfig | TransformersConfig, fast_bf16: bool) -> torch.dtype:
     """Give the type of weights and activations for a setting.
 
     "auto" on a CPU is float32, except for bfloat16 checkpoints of more than 64 million parameters where the CPU
@@ -127,8 +169,12 @@ def resolve_dtype(name: str, model: ModelConfig, fast_bf16: bool) -> torch.dtype
     """
     if name != "auto":
         return _dtype(name, "dtype")
-    weights, _ = allocate(model, torch.bfloat16, torch.device("meta"))
-    large = weights.num_bytes // torch.bfloat16.itemsize > BF16_FROM_PARAMETERS
+    if isinstance(model, ModelConfig):
+        weights, _ = allocate(model, torch.bfloat16, torch.device("meta"))
+        num_parameters = weights.num_bytes // torch.bfloat16.itemsize
+    else:
+        num_parameters = model.num_parameters
+    large = num_parameters > BF16_FROM_PARAMETERS
     return torch.bfloat16 if model.dtype == "bfloat16" and fast_bf16 and large else torch.float32
 
 

@@ -14,17 +14,14 @@ from ..kernels.backend import Backend
 from ..kernels.block_copy import copy_blocks
 from ..kernels.embedding import Asked, Scores
 from ..kernels.forward import Finish as ForwardFinish
-from ..kernels.forward import immediately
 from ..kernels.kv_layout import cached_width, poison
 from ..kernels.large_pages import zeros_in_large_pages
 from ..kernels.linear import padded_rows
 from ..kernels.lists import bools, ints
 from .batch import Batch, BatchBuilder
-from .config import ModelConfig
-from .models.decoder import Decoder, rotary_table
+from .passes import Passes
 from .sampler import Sampler, token_logprobs, wants_only_the_best
 from .types import Plan, RowResult, ScheduledRow, TokenLogprobs
-from .weights import DecoderWeights
 
 PROMPT_LOGPROB_ROWS = 32  # prompt positions scored together: bounds the extra memory to 2 · 32 · vocab floats
 _NO_TOKEN, _NOT_FINITE = RowResult(), RowResult(finite=False)
@@ -51,37 +48,31 @@ class RunnerLimits:
 
 
 class TorchRunner:
-    """A `types.Runner` for one decoder. Used by one thread at a time.
+    """A `types.Runner` for one model. Used by one thread at a time.
 
     `on_logits`, if set, is called in each step with the plan and the scores of the rows that sample, in the plan's
     order: float32 [rows that sample, vocab], as the model gave them, valid until it returns.
     """
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, backend: Backend, limits: RunnerLimits) -> None:
-        self.vocab_size = config.vocab_size
-        self.eos_token_ids = config.eos_token_ids
+    def __init__(self, model: Passes, backend: Backend, limits: RunnerLimits) -> None:
+        self.vocab_size = model.vocab_size
+        self.eos_token_ids = model.eos_token_ids
         self.max_model_len = limits.max_model_len
         self.num_blocks = limits.num_blocks
         self.block_size = limits.block_size
         self.backend = backend
-        self.dtype = weights.embedding.dtype
-        self.weights = weights
+        self.dtype = model.dtype
+        self.model = model
         self.on_logits: LogitsHook | None = None
-        device = weights.embedding.values.device
-        width = cached_width(config.head_dim, limits.kv_dtype)
-        shape = (config.num_layers, 2, limits.num_blocks, limits.block_size, config.num_kv_heads, width)
+        device, kv = model.device, model.kv
+        width = cached_width(kv.head_dim, limits.kv_dtype)
+        shape = (kv.num_layers, 2, limits.num_blocks, limits.block_size, kv.num_kv_heads, width)
         self._cache = zeros_in_large_pages(shape, limits.kv_dtype)
-        self._multiple = backend.row_multiple(weights.layers[0].qkv)
-        cos_sin = rotary_table(config.rope, config.head_dim, limits.max_model_len).to(device)
-        describe = Decoder(config, weights).describe
+        self._multiple = model.row_multiple
         max_rows = padded_rows(limits.max_num_batched_tokens, self._multiple)
-        self._forward = (
-            backend.record(describe, self._cache, cos_sin, max_rows, self.dtype)
-            if backend.record is not None
-            else immediately(backend, describe, self._cache, cos_sin)
-        )
+        self._forward = model.begin(self._cache, max_rows, limits.max_model_len)
         self._sampler = Sampler(backend)
-        self._scores = torch.empty((0, config.vocab_size), device=device)  # grows to the most rows that asked for any
+        self._scores = torch.empty((0, model.vocab_size), device=device)  # grows to the most rows that asked for any
         max_blocks = -(-limits.max_model_len // limits.block_size)
         self._builder = BatchBuilder(
             limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, limits.block_size, self._multiple, device
@@ -141,10 +132,10 @@ class TorchRunner:
         if self._multiple > 1:
             padded = np.zeros(padded_rows(len(rows), self._multiple), np.int64)
             padded[: len(rows)] = rows
-        device = self.weights.embedding.values.device
+        device = self.model.device
         if len(padded) - num_best > len(self._scores):
             self._scores = torch.empty((len(padded) - num_best, self.vocab_size), device=device)
-        return Asked(torch.as_tensor(padded, device=device), self.weights.output, num_best, self._scores)
+        return Asked(torch.as_tensor(padded, device=device), self.model.output, num_best, self._scores)
 
     def _sample(self, plan: Plan, sampling: _Sampling, scored: Scores, results: list[RowResult]) -> None:
         """Put in the tokens of the rows that ask for one, and mark those whose scores are not finite."""
@@ -177,7 +168,7 @@ class TorchRunner:
             stop = min(start + PROMPT_LOGPROB_ROWS, end)
             targets = sequence.token_ids[start + 1 : stop + 1]
             rows = np.arange(begin + start - row.start, begin + stop - row.start)
-            scores = self.backend.score(hidden, self._asked(rows)).scores[: len(rows)]
+            scores = self.model.score(hidden, self._asked(rows)).scores[: len(rows)]
             found += token_logprobs(scores, targets, [count] * len(targets))
         return tuple(found)
 
