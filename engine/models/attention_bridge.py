@@ -30,6 +30,10 @@ _INERT_IF_OFF = {"dropout", "use_cache", "output_attentions", "output_hidden_sta
 class Step(Protocol):
     """What attends in one pass. `attend` describes the arguments."""
 
+    def check_mask(self, mask: torch.Tensor | None, window: int) -> None:
+        """Raise UnsupportedModelError for a mask that would not be honoured."""
+        ...
+
     def attend(
         self,
         module: torch.nn.Module,
@@ -53,6 +57,12 @@ class PagedStep:
     unturned: torch.Tensor  # float32 [1, head_dim]: cosines of 1 and sines of 0, for keys that are stored as they are
     origin: torch.Tensor  # int64 [rows], zeros: the row of `unturned` for each row of the step
     called: list[torch.nn.Module] = field(default_factory=list[torch.nn.Module])
+
+    def check_mask(self, mask: torch.Tensor | None, window: int) -> None:
+        """Raise UnsupportedModelError for any mask."""
+        del window
+        if mask is not None:
+            raise refused("attention_mask", "it makes a mask of its own")
 
     def attend(
         self,
@@ -144,8 +154,7 @@ def attend(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if not causal:
         raise refused("is_causal", "its attention looks ahead")
-    if attention_mask is not None:
-        raise refused("attention_mask", "it makes a mask of its own")
+    step.check_mask(attention_mask, window)
     for name, given in kwargs.items():
         if given is None or name in _INERT or (name in _INERT_IF_OFF and not given):
             continue

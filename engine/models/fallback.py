@@ -12,7 +12,7 @@ the model does to its scores (a scale, a cap, a bias) is done by the model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -79,8 +79,8 @@ class TransformersPasses:
         self._base, self._head = base_and_head(model)
         weight = _output_weight(model, config)
         self.dtype, self.device = weight.dtype, weight.device
-        self.output = Matrix(weight, *weight.shape)
-        self.row_multiple = max(row_multiple(Matrix(w, *w.shape)) for w in _products(model, weight))
+        self.output = _matrix(weight)
+        self.row_multiple = max(row_multiple(_matrix(each)) for each in _products(model, weight))
         half = torch.ones(kv.head_dim // 2, device=self.device)
         self._unturned = torch.cat((half, 0 * half)).unsqueeze(0)
 
@@ -155,6 +155,10 @@ def _output_weight(model: Any, config: TransformersConfig) -> torch.Tensor:
     return weight.detach()
 
 
+def _matrix(weight: torch.Tensor) -> Matrix:
+    return Matrix(weight, weight.shape[0], weight.shape[1])
+
+
 def _products(model: Any, output: torch.Tensor) -> list[torch.Tensor]:
     """One weight [outputs, inputs] for each size of product in a model."""
     found: dict[tuple[int, ...], torch.Tensor] = {tuple(output.shape): output}
@@ -197,7 +201,7 @@ def load_transformers_model(
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def _no_progress_bars() -> Generator[None]:
     """Have transformers draw none: the worker's log is no terminal."""
     from transformers.utils import logging
 

@@ -12,7 +12,8 @@ a thousand times that, which is checked as well: scores whose context is another
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from ...kernels.embedding import Asked
 from ...kernels.linear import padded_rows
 from ..errors import UnsupportedModelError
 from ..passes import KvShape
-from .attention_bridge import NAME, STEP, check_all_attend, refused, register
+from . import probe
+from .attention_bridge import NAME, refused, register
 from .fallback import TransformersPasses, base_and_head
 from .shrink import shrunk
 from .transformers_config import TransformersConfig
@@ -34,31 +36,6 @@ STEPS = ((9, 3), (1, 6), (8, 1), (1, 5), (3, 1), (1, 1))  # how many of each are
 BLOCK_SIZE, TABLES = 4, ((7, 2, 9, 0, 5, 11), (3, 10, 1, 8, 6))  # blocks of each, out of order
 NUM_BLOCKS = 12
 _SEED = 0
-
-
-@dataclass(slots=True)
-class _ShapeProbe:
-    """Attends nowhere: sees which keys and values the layers have."""
-
-    shapes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # kv_heads and head_dim of each layer
-
-    def attend(
-        self,
-        module: torch.nn.Module,
-        qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        scale: float,
-        window: int,
-        soft_cap: float,
-    ) -> torch.Tensor:
-        """Note the shapes; give the queries back."""
-        del module, scale, window, soft_cap
-        query, key, value = qkv
-        if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
-            raise refused("kv_shape", f"its keys {list(key.shape)} and values {list(value.shape)} differ in shape")
-        if key.shape[-1] % 2:
-            raise refused("head_dim", f"its heads have {key.shape[-1]} values, an odd number")
-        self.shapes.append((key.shape[1], key.shape[3]))
-        return query[0].transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +56,17 @@ def self_check(config: TransformersConfig, backend: Backend) -> KvShape:
         UnsupportedModelError: it cannot be made small, refuses, or differs; the message says which.
     """
     register()
+    probe.register()
     try:
         return _checked(config, backend)
     except UnsupportedModelError as error:
         raise refusal(config, error.feature, str(error)) from error
     except KeyError as error:
-        why = "it knows no attention but its own" if error.args == (NAME,) else f"its self-check lacks {error}"
+        why = (
+            "it knows no attention but its own"
+            if error.args[:1] in ((NAME,), (probe.NAME,))
+            else f"its self-check lacks {error}"
+        )
         raise refusal(config, "attention", why) from error
     except Exception as error:  # whatever it is, it comes from code that is not ours: nothing has been compared
         said = " ".join(str(error).split())[:200]
@@ -102,8 +84,8 @@ def _checked(config: TransformersConfig, backend: Backend) -> KvShape:
     if config.num_heads == 0 or getattr(config.model_class, "_is_stateful", False):
         raise refused("state", "it keeps state of another kind than keys and values")
     small = type(config.raw)(**shrunk(config.raw))
+    shape = _shape(config)
     eager, ours = _twins(config, small)
-    shape = _shape_of(ours, small)
     sizes = replace(
         config, raw=small, vocab_size=small.vocab_size, hidden_size=small.hidden_size, num_layers=shape.num_layers
     )
@@ -120,10 +102,18 @@ def _checked(config: TransformersConfig, backend: Backend) -> KvShape:
     return KvShape(config.num_layers, _kv_heads(config, small, shape.num_kv_heads), shape.head_dim)
 
 
+def _shape(config: TransformersConfig) -> KvShape:
+    """Shape of the small model's cache, after a pass of it with the whole model's windows."""
+    wide = type(config.raw)(**shrunk(config.raw, keep_windows=True))
+    with torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
+        base, _ = base_and_head(config.model_class._from_config(wide, attn_implementation=probe.NAME).float().eval())
+    return probe.probed(base, wide)
+
+
 def _twins(config: TransformersConfig, small: Any) -> tuple[Any, Any]:
     """The small model twice with the same weights: with transformers' eager attention, and with ours."""
-    with torch.random.fork_rng():
-        torch.manual_seed(_SEED)
+    with torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(_SEED)  # pyright: ignore[reportUnknownMemberType]
         eager = config.model_class._from_config(copy.deepcopy(small), attn_implementation="eager").float().eval()
         for name, parameter in eager.named_parameters():
             _draw(name, parameter)
@@ -140,19 +130,6 @@ def _draw(name: str, parameter: torch.Tensor) -> None:
         torch.nn.init.normal_(parameter, std=0.1)
     elif "norm" in name or "ln" in name:
         torch.nn.init.uniform_(parameter, 0.5, 1.5)
-
-
-def _shape_of(ours: Any, small: Any) -> KvShape:
-    """Heads and head size of every layer's keys, which must be the same."""
-    probe = _ShapeProbe()
-    ids = torch.arange(3)[None]
-    packed: dict[str, Any] = {STEP: probe}
-    base, _ = base_and_head(ours)
-    base(input_ids=ids, position_ids=ids, use_cache=False, **packed)
-    check_all_attend(len(probe.shapes), small.num_hidden_layers)
-    if len(set(probe.shapes)) != 1:
-        raise refused("kv_shape", f"its layers have keys of different shapes: {sorted(set(probe.shapes))}")
-    return KvShape(len(probe.shapes), *probe.shapes[0])
 
 
 def _kv_heads(config: TransformersConfig, small: Any, seen: int) -> int:
@@ -208,7 +185,7 @@ def _rows(passes: TransformersPasses, sequences: list[torch.Tensor], done: list[
     table = torch.zeros((len(TABLES), max(map(len, TABLES))), dtype=torch.int32)
     for number, blocks in enumerate(TABLES):
         table[number, : len(blocks)] = torch.tensor(blocks)
-    start = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
+    start = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
     kv_len = torch.tensor([at + count for at, count in zip(done, counts, strict=True)], dtype=torch.int32)
     return _Rows(
         rows, torch.cat((*tokens, padding)), torch.cat((*positions, padding)), torch.cat((*slots, padding - 1)),

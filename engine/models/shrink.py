@@ -28,14 +28,14 @@ _PERIOD = re.compile(r"pattern|interval|every|_step|freq|period|interleave")
 _TOKEN = re.compile(r"_token_id$|_token_ids$|_id$")
 
 
-def shrunk(config: Any) -> dict[str, Any]:
-    """Give the keyword arguments of a small configuration like transformers' `config`.
+def shrunk(config: Any, *, keep_windows: bool = False) -> dict[str, Any]:
+    """Give the keyword arguments of a small configuration like transformers' `config`; windows stay if asked for.
 
     Raises:
         ValueError: the configuration does not say what is needed, or its kinds of layers do not fit into 16.
     """
     values: dict[str, Any] = config.to_dict()
-    names: Mapping[str, str] = type(config).attribute_map
+    names: Mapping[str, str] = config.attribute_map
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if not isinstance(kv_heads, int) or heads % kv_heads:
@@ -46,7 +46,10 @@ def shrunk(config: Any) -> dict[str, Any]:
     small_hidden = small_heads * head_dim
     if hidden != heads * head_dim:
         small_hidden = -(-hidden * small_heads // (heads * 32)) * 32
-    small = {key: _small(key, value, hidden, small_hidden) for key, value in values.items()}
+    small = {
+        key: value if keep_windows and _WINDOW.search(key) else _small(key, value, hidden, small_hidden)
+        for key, value in values.items()
+    }
     num_layers = int(config.num_hidden_layers)
     wanted = _layers(values, num_layers)
     for key, value in values.items():
@@ -64,8 +67,8 @@ def _small(key: str, value: Any, hidden: int, small_hidden: int) -> Any:
     """A value of the small configuration, as far as its name says what it is."""
     if _TOKEN.search(key):
         return _small_ids(value)
-    if isinstance(value, dict):
-        return _small_rope(cast("dict[str, Any]", value)) if key == "rope_parameters" else value
+    if key == "rope_parameters" and isinstance(value, dict):
+        return _small_rope(cast("dict[str, Any]", value))
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         return value
     limits = (
@@ -77,12 +80,15 @@ def _small(key: str, value: Any, hidden: int, small_hidden: int) -> Any:
     return small_hidden if value == hidden and not _NOT_A_WIDTH.search(key) else value
 
 
-def _small_rope(rope: dict[str, Any]) -> dict[str, Any]:
+def _small_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary settings whose original length is short, so that what happens beyond it is seen.
 
     Kept where frequencies grow with the longest row's position: those models end at the original length.
     """
-    small = {key: _small_rope(cast("dict[str, Any]", v)) if isinstance(v, dict) else v for key, v in rope.items()}
+    small: dict[str, Any] = {
+        key: _small_rope(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
+        for key, value in rope.items()
+    }
     if small.get("original_max_position_embeddings") and small.get("rope_type") not in GROWING_ROPES:
         small["original_max_position_embeddings"] = ORIGINAL
     return small
@@ -99,7 +105,11 @@ def _small_ids(value: Any) -> Any:
 
 def _layers(values: Mapping[str, Any], num_layers: int) -> int:
     """How many of the first layers have one of each kind: kinds are told by lists with an entry a layer, or periods."""
-    lists = [cast("Sequence[Any]", v) for v in values.values() if isinstance(v, list) and len(v) == num_layers]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    lists = [
+        cast("Sequence[Any]", value)
+        for value in values.values()
+        if isinstance(value, list) and len(cast("list[Any]", value)) == num_layers and not _is_numbering(value)
+    ]
     kinds = [repr(kind) for kind in zip(*lists, strict=True)] if lists else ["one"] * num_layers
     covering = max(kinds.index(kind) for kind in set(kinds)) + 1
     periods = [
@@ -112,3 +122,8 @@ def _layers(values: Mapping[str, Any], num_layers: int) -> int:
     if wanted > MOST_LAYERS:
         raise ValueError(f"one of each kind of layer needs {wanted} layers")
     return wanted
+
+
+def _is_numbering(value: Any) -> bool:
+    """Whether a list numbers layers, rather than say of what kind each is."""
+    return value == list(range(len(value)))

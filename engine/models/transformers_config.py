@@ -12,7 +12,7 @@ from ..checkpoint import tensor_shapes
 from ..config import checked_dtype, eos_ids, filled_config, read_json, refuse_foreign
 from ..errors import UnsupportedModelError
 
-GROWING_ROPES = ("dynamic", "longrope")  # their frequencies change for all rows with the longest one's position
+GROWING_ROPES = ("longrope",)  # beyond their original length frequencies change, for all rows of a step at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ def _max_position(filled: Any) -> int:
     """Positions that the model is made for; a rotary embedding that changes beyond some position ends there."""
     most = _size(filled, "max_position_embeddings")
     rope: Mapping[str, Any] = getattr(filled, "rope_parameters", None) or {}
-    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
-    for kind in cast("list[Mapping[str, Any]]", kinds):
+    nested = [cast("Mapping[str, Any]", kind) for kind in rope.values() if isinstance(kind, dict)]
+    for kind in (rope, *nested):
         if kind.get("rope_type") in GROWING_ROPES:
             most = min(most, int(kind.get("original_max_position_embeddings") or most))
     return most

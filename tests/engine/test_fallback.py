@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from headrace.engine.config import ARCHITECTURES
 from headrace.engine.errors import ModelError, UnsupportedModelError, WeightsError
 from headrace.engine.load import load_runner, read_config
-from headrace.engine.models.attention_bridge import attend
+from headrace.engine.models.attention_bridge import PagedStep, attend
 from headrace.engine.models.self_check import self_check
 from headrace.engine.models.transformers_config import TransformersConfig, transformers_config
 from headrace.engine.types import EngineConfig
@@ -149,8 +149,11 @@ def test_learned_positions_bound_the_length(family: str, most: int) -> None:
     assert tokens == want[len(ids) - 1 : -1].tolist()
 
 
-def test_rotary_embeddings_that_grow_end_at_their_original_length() -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+def test_rotary_embeddings_that_change_beyond_their_original_length_end_there() -> None:
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
     architecture, config = family_config("llama", rope_parameters=rope)
     assert transformers_config(architecture, config, frozenset()).max_position == 64
 
@@ -158,7 +161,7 @@ def test_rotary_embeddings_that_grow_end_at_their_original_length() -> None:
 REFUSED = (
     ("bloom", "never calls the attention"), ("falcon", "no attention but its own"), ("mamba", "state of another kind"),
     ("recurrent_gemma", "state of another kind"), ("qwen3_next", "state of another kind"),
-    ("stablelm", "do not hand their arguments on"), ("gpt_oss", "given s_aux"), ("llama4_text", "differ from"),
+    ("stablelm", "do not hand their arguments on"), ("gpt_oss", "given s_aux"), ("llama4_text", "neither causal nor a causal window"),
     ("deepseek_v3", "differ in shape"),
 )  # fmt: skip
 
@@ -212,6 +215,8 @@ def test_the_self_check_finds_a_flaw(what: str) -> None:
 )
 def test_the_bridge_drops_nothing_in_silence(given: dict[str, Any], why: str) -> None:
     class Step:
+        check_mask = PagedStep.check_mask
+
         def attend(self, *given: Any) -> torch.Tensor:
             return given[1][0][0].transpose(0, 1)
 
