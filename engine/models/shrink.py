@@ -17,6 +17,7 @@ WINDOW = 5  # positions: what a window or a chunk is shrunk to
 LAYERS = 3  # at least, where the model has them
 MOST_LAYERS = 16
 ORIGINAL = 8  # positions that a rotary embedding was first made for
+EXPERT = 32  # width of an expert
 FLOOR = 4  # positions of a step by which attention is scaled
 _FLOOR = re.compile(r"^floor_scale$")
 _DENSE = re.compile(r"^first_k_dense_replace$")
@@ -72,7 +73,7 @@ def _small(key: str, value: Any, hidden: int, small_hidden: int) -> Any:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         return value
     limits = (
-        (_FLOOR, FLOOR), (_WINDOW, WINDOW), (_DENSE, 1), (_EXPERT, 64), (_WIDE, 2 * small_hidden),
+        (_FLOOR, FLOOR), (_WINDOW, WINDOW), (_DENSE, 1), (_EXPERT, EXPERT), (_WIDE, 2 * small_hidden),
     )  # fmt: skip
     for pattern, limit in limits:
         if pattern.search(key):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headrace.engine import LLM, SamplingOptions
 from headrace.engine.config import ARCHITECTURES
 from headrace.engine.errors import ModelError, UnsupportedModelError, WeightsError
 from headrace.engine.load import load_runner, read_config
@@ -21,6 +22,7 @@ from headrace.engine.models.self_check import self_check
 from headrace.engine.models.transformers_config import TransformersConfig, transformers_config
 from headrace.engine.types import EngineConfig
 from headrace.kernels.backend import Backend
+from tests.support.checkpoints import tokenizer
 from tests.support.families import FAMILIES, VOCAB, family_checkpoint, family_config, family_model
 from tests.support.torch_rig import TorchRig, backend, prompt
 
@@ -99,6 +101,20 @@ def test_a_native_architecture_with_what_the_decoder_lacks_runs_as_well() -> Non
     assert_as_alone(run_all(fallback_rig("llama", YARN), "llama"), "llama", changes=YARN)
 
 
+def test_a_whole_engine_says_in_the_log_which_way_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(family_checkpoint("phi"), folder)
+    tokenizer().save_pretrained(folder)
+    with caplog.at_level("INFO", logger="headrace.engine.load"):
+        llm = LLM(folder, replace(BASE, max_num_seqs=4))
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "PhiForCausalLM runs through transformers' own code"
+    ]
+    ids = prompt(17, VOCAB, salt=17)
+    options = SamplingOptions(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True)
+    assert list(llm.generate([ids], options)[0].token_ids) == alone("phi", 17)
+
+
 def test_experts() -> None:
     assert_as_alone(run_all(fallback_rig("mixtral"), "mixtral"), "mixtral")
 
@@ -161,8 +177,8 @@ def test_rotary_embeddings_that_change_beyond_their_original_length_end_there() 
 REFUSED = (
     ("bloom", "never calls the attention"), ("falcon", "no attention but its own"), ("mamba", "state of another kind"),
     ("recurrent_gemma", "state of another kind"), ("qwen3_next", "state of another kind"),
-    ("stablelm", "do not hand their arguments on"), ("gpt_oss", "given s_aux"), ("llama4_text", "neither causal nor a causal window"),
-    ("deepseek_v3", "differ in shape"),
+    ("stablelm", "do not hand their arguments on"), ("gpt_oss", "given s_aux"),
+    ("llama4_text", "neither causal nor a causal window"), ("deepseek_v3", "differ in shape"),
 )  # fmt: skip
 
 

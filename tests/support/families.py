@@ -38,7 +38,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3NextForCausalLM", {**_SHARED, "num_hidden_layers": 4}),
     "stablelm": ("StableLmForCausalLM", _SHARED),
     "gpt_oss": ("GptOssForCausalLM", {**_SHARED, "head_dim": 16, "num_local_experts": 4}),
-    "llama4_text": ("Llama4ForCausalLM", {**_SHARED, "head_dim": 16, "num_local_experts": 4, "pad_token_id": 2}),
+    "llama4_text": (
+        "Llama4ForCausalLM",
+        {**_SHARED, "head_dim": 16, "num_local_experts": 4, "pad_token_id": 2, "attention_chunk_size": 32},
+    ),
     "llama": ("LlamaForCausalLM", _SHARED),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {**_MODERN, "num_key_value_heads": 4}),
     "mixtral": ("MixtralForCausalLM", {**_SHARED, "num_local_experts": 4}),
