@@ -145,6 +145,7 @@ def load(folder: Path, weights: int) -> LoadRun:
 
     from headrace.engine.config import read_model_config
     from headrace.engine.load import load_runner
+    from headrace.engine.passes import DecoderPasses
     from headrace.engine.types import EngineConfig
     from headrace.kernels.backend import open_backend
 
@@ -155,9 +156,9 @@ def load(folder: Path, weights: int) -> LoadRun:
     begun_s = time.monotonic()
     runner = load_runner(folder, model, config, torch.bfloat16, backend)
     seconds = time.monotonic() - begun_s
-    return LoadRun(
-        weights, base, _status("VmHWM"), round(seconds, 1), backend.name, runner.weights.layers[0].qkv.compressed
-    )
+    passes = runner.model
+    compressed = isinstance(passes, DecoderPasses) and passes.weights.layers[0].qkv.compressed
+    return LoadRun(weights, base, _status("VmHWM"), round(seconds, 1), backend.name, compressed)
 
 
 def _status(field: str) -> int:

@@ -98,14 +98,15 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         raise ModelNotFoundError(f"{model_dir} holds no config.json, so it is no model directory.")
     raw = read_json(model_dir / "config.json")
     _refuse_unsupported(raw)
-    values = _with_defaults(model_dir, raw)
+    # transformers fills in bos and eos ids that the file never named; only what was written counts as an end
+    values = {**filled_config(model_dir).to_dict(), "eos_token_id": raw.get("eos_token_id")}
     generation = model_dir / "generation_config.json"
-    eos = _eos_ids(values) | _eos_ids(read_json(generation) if generation.is_file() else {})
+    eos = eos_ids(values) | eos_ids(read_json(generation) if generation.is_file() else {})
     return _model_config(str(raw["architectures"][0]), values, eos)
 
 
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    """Raise for what can be seen from `config.json` alone."""
+def refuse_foreign(raw: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError for what no model may be: code of its own, quantised, or with an encoder."""
     if raw.get("auto_map"):
         raise UnsupportedModelError(
             "auto_map",
@@ -119,6 +120,11 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         raise UnsupportedModelError("quantization_config", f"Quantised weights (method {method}) are not supported.")
     if raw.get("is_encoder_decoder"):
         raise UnsupportedModelError("is_encoder_decoder", "Encoder-decoder models are not supported.")
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    """Raise for what can be seen from `config.json` alone."""
+    refuse_foreign(raw)
     architectures = cast("list[object]", raw.get("architectures") or [])
     if len(architectures) != 1 or architectures[0] not in FAMILIES:
         named = ", ".join(map(str, architectures)) or "none"
@@ -128,21 +134,22 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         )
 
 
-def _with_defaults(model_dir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what the file leaves to its architecture's defaults."""
+def filled_config(model_dir: Path) -> Any:
+    """Give transformers' configuration of a checkpoint: what the file leaves out has its architecture's defaults.
+
+    Raises ModelError where the file describes no model.
+    """
     from transformers import AutoConfig
 
     auto: Any = AutoConfig
     try:
-        filled = auto.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+        return auto.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever values that cannot be make transformers raise
         said = " ".join(str(error).split())
         raise ModelError(f"{model_dir / 'config.json'} does not describe a model: {said}") from error
-    # transformers fills in bos and eos ids that the file never named; only what was written counts as an end
-    return {**filled.to_dict(), "eos_token_id": raw.get("eos_token_id")}
 
 
-def _eos_ids(values: Mapping[str, Any]) -> frozenset[int]:
+def eos_ids(values: Mapping[str, Any]) -> frozenset[int]:
     """All ids under `eos_token_id`: one, several or none."""
     eos = cast("int | list[int] | None", values.get("eos_token_id"))
     if eos is None:
@@ -150,13 +157,18 @@ def _eos_ids(values: Mapping[str, Any]) -> frozenset[int]:
     return frozenset([eos] if isinstance(eos, int) else eos)
 
 
+def checked_dtype(values: Mapping[str, Any]) -> str:
+    """Give the type of a checkpoint's weights by name. Raises UnsupportedModelError."""
+    dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise UnsupportedModelError("dtype", f"Weights of type {dtype} are not supported.")
+    return dtype
+
+
 def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[int]) -> ModelConfig:
     """Build the typed configuration and check what the decoder relies on."""
     family = FAMILIES[architecture]
     refuse_unknown_parts(family, values)
-    dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise UnsupportedModelError("dtype", f"Weights of type {dtype} are not supported.")
     num_heads, hidden_size = int(values["num_attention_heads"]), int(values["hidden_size"])
     num_kv_heads = int(values["num_key_value_heads"])
     if num_heads % num_kv_heads:
@@ -185,7 +197,7 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
         qkv_bias=bias(family.qkv_bias, "attention_bias"),
         out_bias=bias(family.out_bias, "attention_bias"),
         mlp_bias=bias(family.mlp_bias, "mlp_bias"),
-        dtype=dtype,
+        dtype=checked_dtype(values),
         eos_token_ids=eos,
         experts=None if family.experts is None else _experts(family.experts, values),
         **_scales(family, values, hidden_size, head_dim),

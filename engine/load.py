@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -14,8 +15,11 @@ from .config import ModelConfig, read_model_config
 from .engine import Engine
 from .errors import ModelError, UnsupportedModelError
 from .hub import find_model, fingerprint
-from .memory import available_bytes, footprint, plan_num_blocks
+from .load_transformers import plan_transformers
+from .memory import Footprint, available_bytes, footprint, plan_num_blocks
 from .model_folder import check_folder
+from .models.transformers_config import TransformersConfig, read_transformers_config
+from .passes import DecoderPasses, Passes
 from .runner import RunnerLimits, TorchRunner
 from .tokenizer import ModelTokenizer, load_tokenizer
 from .types import EngineConfig, ModelInfo, Tokenizer
@@ -28,6 +32,8 @@ KV_DTYPES = {**DTYPES, "int8": torch.int8}
 BF16_FROM_PARAMETERS = (
     64_000_000  # below, float32 costs little on a CPU and every result can be compared to the last bit
 )
+_NEVER = {"auto_map", "quantization_config", "is_encoder_decoder", "dtype"}  # refused by whatever runs the model
+logger = logging.getLogger(__name__)
 
 
 def load_engine(
@@ -50,7 +56,7 @@ def load_engine(
     config = config or EngineConfig()
     model_dir = find_model(model, revision)
     check_folder(model_dir)
-    model_config = read_model_config(model_dir)
+    model_config = read_config(model_dir)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, model_config, bf16_is_fast())
     info = ModelInfo(name=str(model), fingerprint=fingerprint(model_dir, dtype))
@@ -60,9 +66,26 @@ def load_engine(
     return Engine(runner, config), tokenizer, info
 
 
+def read_config(model_dir: Path) -> ModelConfig | TransformersConfig:
+    """Read a checkpoint's configuration, for our own decoder if that knows the model, else for transformers' code.
+
+    Raises ModelError: as `read_model_config`; UnsupportedModelError only if neither takes the model.
+    """
+    try:
+        model = read_model_config(model_dir)
+    except UnsupportedModelError as error:
+        if error.feature in _NEVER:
+            raise
+        other = read_transformers_config(model_dir)
+        logger.info("%s runs through transformers' own code: %s", other.architecture, error)
+        return other
+    logger.info("%s runs natively", model.architecture)
+    return model
+
+
 def load_runner(
     model_dir: Path,
-    model: ModelConfig,
+    model: ModelConfig | TransformersConfig,
     config: EngineConfig,
     dtype: torch.dtype,
     backend: Backend,
@@ -73,15 +96,16 @@ def load_runner(
     Raises:
         WeightsError, UnsupportedModelError, MemoryBudgetError
     """
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
+    if isinstance(model, ModelConfig):
+        size, passes = _native(model_dir, model, config, dtype, kv_dtype, backend)
+    else:
+        size, passes = plan_transformers(model_dir, model, config, dtype, kv_dtype, backend)
     max_model_len = config.max_model_len or model.max_position
     if max_model_len > model.most_positions:
         raise ModelError(
             f"max_model_len {max_model_len} is more than the {model.most_positions} positions of the model."
         )
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    shape_only, _ = allocate(model, dtype, torch.device("meta"))
-    weights_bytes = shape_only.num_bytes + backend.screen_bytes(model.vocab_size, model.hidden_size)
-    size = footprint(model, config, weights_bytes, dtype.itemsize, kv_dtype)
     limits = RunnerLimits(
         num_blocks=plan_num_blocks(size, config, max_model_len, available_bytes()),
         block_size=config.block_size,
@@ -90,13 +114,31 @@ def load_runner(
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_dtype=kv_dtype,
     )
-    weights = load_weights(model_dir, model, dtype, torch.device("cpu"), progress)
-    if backend.pack is not None:
-        weights = weights.packed(backend.pack, backend.compressed, backend.screened)
-    return TorchRunner(model, weights, backend, limits)
+    return TorchRunner(passes(progress), backend, limits)
 
 
-def check_vocabulary(tokenizer: ModelTokenizer, model: ModelConfig) -> None:
+def _native(
+    model_dir: Path,
+    model: ModelConfig,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    backend: Backend,
+) -> tuple[Footprint, Callable[[Progress | None], Passes]]:
+    """What our own decoder takes, and what loads it."""
+    shape_only, _ = allocate(model, dtype, torch.device("meta"))
+    weights_bytes = shape_only.num_bytes + backend.screen_bytes(model.vocab_size, model.hidden_size)
+
+    def load(progress: Progress | None) -> Passes:
+        weights = load_weights(model_dir, model, dtype, torch.device("cpu"), progress)
+        if backend.pack is not None:
+            weights = weights.packed(backend.pack, backend.compressed, backend.screened)
+        return DecoderPasses(model, weights, backend)
+
+    return footprint(model, config, weights_bytes, dtype.itemsize, kv_dtype), load
+
+
+def check_vocabulary(tokenizer: ModelTokenizer, model: ModelConfig | TransformersConfig) -> None:
     """Refuse a tokenizer with ids for which the model has no row: prompts would ask for embeddings that are not there.
 
     Raises ModelError.
@@ -116,7 +158,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
-def resolve_dtype(name: str, model: ModelConfig, fast_bf16: bool) -> torch.dtype:
+def resolve_dtype(name: str, model: ModelConfig | TransformersConfig, fast_bf16: bool) -> torch.dtype:
     """Give the type of weights and activations for a setting.
 
     "auto" on a CPU is float32, except for bfloat16 checkpoints of more than 64 million parameters where the CPU
@@ -124,8 +166,12 @@ def resolve_dtype(name: str, model: ModelConfig, fast_bf16: bool) -> torch.dtype
     """
     if name != "auto":
         return _dtype(name, "dtype")
-    weights, _ = allocate(model, torch.bfloat16, torch.device("meta"))
-    large = weights.num_bytes // torch.bfloat16.itemsize > BF16_FROM_PARAMETERS
+    if isinstance(model, ModelConfig):
+        weights, _ = allocate(model, torch.bfloat16, torch.device("meta"))
+        num_parameters = weights.num_bytes // torch.bfloat16.itemsize
+    else:
+        num_parameters = model.num_parameters
+    large = num_parameters > BF16_FROM_PARAMETERS
     return torch.bfloat16 if model.dtype == "bfloat16" and fast_bf16 and large else torch.float32
 
 

@@ -17,6 +17,7 @@ import torch
 from ..kernels.kv_layout import cached_width
 from .config import ModelConfig
 from .errors import MemoryBudgetError
+from .passes import KvShape
 from .runner import PROMPT_LOGPROB_ROWS
 from .sampler import LOGPROB_ROWS
 from .types import EngineConfig
@@ -44,13 +45,25 @@ def footprint(
     per_token = (4 * model.hidden_size + attention + 3 * model.intermediate_size) * item_bytes
     if model.experts is not None:  # rows as they are sorted, and what the experts make of them
         per_token += model.experts.top_k * (2 * model.hidden_size + model.intermediate_size) * item_bytes
-    # scores at full batch: the product's own, their float32 copy, and the copy that penalties change; then slices for
-    # log-probabilities, each with the table of its softmax
-    rows = config.max_num_seqs * (item_bytes + 4 + 4) + max(PROMPT_LOGPROB_ROWS, LOGPROB_ROWS) * (item_bytes + 4 + 4)
-    step_bytes = config.max_num_batched_tokens * per_token + rows * model.vocab_size
-    vector_bytes = cached_width(model.head_dim, kv_dtype) * kv_dtype.itemsize
-    block_bytes = 2 * model.num_layers * config.block_size * model.num_kv_heads * vector_bytes
-    return Footprint(weights_bytes, step_bytes, block_bytes)
+    kv = KvShape(model.num_layers, model.num_kv_heads, model.head_dim)
+    step_bytes = config.max_num_batched_tokens * per_token + score_bytes(model.vocab_size, config, item_bytes)
+    return Footprint(weights_bytes, step_bytes, block_bytes(kv, config.block_size, kv_dtype))
+
+
+def score_bytes(vocab_size: int, config: EngineConfig, item_bytes: int) -> int:
+    """Memory of the scores at full batch.
+
+    The product's own, their float32 copy, and the copy that penalties change; then slices for log-probabilities, each
+    with the table of its softmax.
+    """
+    rows = config.max_num_seqs + max(PROMPT_LOGPROB_ROWS, LOGPROB_ROWS)
+    return rows * (item_bytes + 4 + 4) * vocab_size
+
+
+def block_bytes(kv: KvShape, block_size: int, kv_dtype: torch.dtype) -> int:
+    """Memory of one block of the cache in all layers."""
+    vector_bytes = cached_width(kv.head_dim, kv_dtype) * kv_dtype.itemsize
+    return 2 * kv.num_layers * block_size * kv.num_kv_heads * vector_bytes
 
 
 def plan_num_blocks(size: Footprint, config: EngineConfig, max_model_len: int, available_bytes: int) -> int:

@@ -14,18 +14,14 @@ from ..kernels.backend import Backend
 from ..kernels.block_copy import copy_blocks
 from ..kernels.embedding import Asked, Scores
 from ..kernels.forward import Finish as ForwardFinish
-from ..kernels.forward import immediately
 from ..kernels.kv_layout import cached_width, poison
 from ..kernels.large_pages import zeros_in_large_pages
 from ..kernels.linear import padded_rows
 from ..kernels.lists import bools, ints
 from .batch import Batch, BatchBuilder
-from .config import ModelConfig
-from .models.decoder import Decoder
-from .models.rotary import rotary_table
+from .passes import Passes
 from .sampler import Sampler, token_logprobs, wants_only_the_best
 from .types import Plan, RowResult, ScheduledRow, TokenLogprobs
-from .weights import DecoderWeights
 
 PROMPT_LOGPROB_ROWS = 32  # prompt positions scored together: bounds the extra memory to 2 · 32 · vocab floats
 _NO_TOKEN, _NOT_FINITE = RowResult(), RowResult(finite=False)
@@ -52,38 +48,31 @@ class RunnerLimits:
 
 
 class TorchRunner:
-    """A `types.Runner` for one decoder. Used by one thread at a time.
+    """A `types.Runner` for one model. Used by one thread at a time.
 
     `on_logits`, if set, is called in each step with the plan and the scores of the rows that sample, in the plan's
     order: float32 [rows that sample, vocab], as the model gave them, valid until it returns.
     """
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, backend: Backend, limits: RunnerLimits) -> None:
-        self.vocab_size = config.vocab_size
-        self._caps = (config.logits_divisor, config.logits_soft_cap)
-        self.eos_token_ids = config.eos_token_ids
+    def __init__(self, model: Passes, backend: Backend, limits: RunnerLimits) -> None:
+        self.vocab_size = model.vocab_size
+        self.eos_token_ids = model.eos_token_ids
         self.max_model_len = limits.max_model_len
         self.num_blocks = limits.num_blocks
         self.block_size = limits.block_size
         self.backend = backend
-        self.dtype = weights.embedding.dtype
-        self.weights = weights
+        self.dtype = model.dtype
+        self.model = model
         self.on_logits: LogitsHook | None = None
-        device = weights.embedding.values.device
-        width = cached_width(config.head_dim, limits.kv_dtype)
-        shape = (config.num_layers, 2, limits.num_blocks, limits.block_size, config.num_kv_heads, width)
+        device, kv = model.device, model.kv
+        width = cached_width(kv.head_dim, limits.kv_dtype)
+        shape = (kv.num_layers, 2, limits.num_blocks, limits.block_size, kv.num_kv_heads, width)
         self._cache = zeros_in_large_pages(shape, limits.kv_dtype)
-        self._multiple = backend.row_multiple(weights.layers[0].qkv)
-        tables = [rotary_table(rope, config.head_dim, limits.max_model_len).to(device) for rope in config.ropes]
-        describe = Decoder(config, weights).describe
+        self._multiple = model.row_multiple
         max_rows = padded_rows(limits.max_num_batched_tokens, self._multiple)
-        self._forward = (
-            backend.record(describe, self._cache, tables, max_rows, self.dtype)
-            if backend.record is not None
-            else immediately(backend, describe, self._cache, tables)
-        )
+        self._forward = model.begin(self._cache, max_rows, limits.max_model_len)
         self._sampler = Sampler(backend)
-        self._scores = torch.empty((0, config.vocab_size), device=device)  # grows to the most rows that asked for any
+        self._scores = torch.empty((0, model.vocab_size), device=device)  # grows to the most rows that asked for any
         max_blocks = -(-limits.max_model_len // limits.block_size)
         self._builder = BatchBuilder(
             limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, limits.block_size, self._multiple, device
@@ -143,15 +132,15 @@ class TorchRunner:
         if self._multiple > 1:
             padded = np.zeros(padded_rows(len(rows), self._multiple), np.int64)
             padded[: len(rows)] = rows
-        device = self.weights.embedding.values.device
+        device = self.model.device
         if len(padded) - num_best > len(self._scores):
             self._scores = torch.empty((len(padded) - num_best, self.vocab_size), device=device)
-        return Asked(torch.as_tensor(padded, device=device), self.weights.output, num_best, self._scores)
+        return Asked(torch.as_tensor(padded, device=device), self.model.output, num_best, self._scores)
 
     def _sample(self, plan: Plan, sampling: _Sampling, scored: Scores, results: list[RowResult]) -> None:
         """Put in the tokens of the rows that ask for one, and mark those whose scores are not finite."""
         greedy, others = sampling
-        scores = self._final(scored.scores[: len(others)])
+        scores = self.model.final(scored.scores[: len(others)])
         if self.on_logits is not None:
             self.on_logits(plan, scores)
         finite = bools(scored.finite)[: len(greedy) + len(others)]  # what is behind is padding
@@ -168,12 +157,6 @@ class TorchRunner:
                 if not is_finite:
                     results[number] = _NOT_FINITE
 
-    def _final(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores, float32, as the model gives them, in place. What is best stays so: who only wants that skips it."""
-        if self._caps != (1.0, 0.0):
-            self.backend.cap_scores(scores, *self._caps)
-        return scores
-
     def _prompt_logprobs(self, row: ScheduledRow, hidden: torch.Tensor, begin: int) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of the prompt tokens that follow this row's positions, in slices."""
         sequence, count = row.sequence, row.sequence.options.prompt_logprobs
@@ -185,7 +168,7 @@ class TorchRunner:
             stop = min(start + PROMPT_LOGPROB_ROWS, end)
             targets = sequence.token_ids[start + 1 : stop + 1]
             rows = np.arange(begin + start - row.start, begin + stop - row.start)
-            scores = self._final(self.backend.score(hidden, self._asked(rows)).scores[: len(rows)])
+            scores = self.model.final(self.model.score(hidden, self._asked(rows)).scores[: len(rows)])
             found += token_logprobs(scores, targets, [count] * len(targets))
         return tuple(found)
 

@@ -97,7 +97,7 @@ def test_prompt_log_probabilities_of_a_prompt_that_others_have_computed(length: 
 def test_a_row_that_is_not_finite_leaves_nothing_to_be_found() -> None:
     shape = Shape(tied=False)
     made = rig(shape, max_num_batched_tokens=16)
-    embedding = row_view(made.runner.weights.embedding, 77)
+    embedding = row_view(made.runner.model.weights.embedding, 77)
     good = embedding.clone()
     ids = [each for each in prompt(60, VOCAB) if each != 77][:50]
     bad = [*ids[:20], 77, *ids[20:40]]

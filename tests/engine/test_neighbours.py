@@ -138,7 +138,7 @@ def test_going_on_after_another_attempt(cut: int) -> None:
 
 def spoil(made: TorchRig, token: int) -> None:
     """Give one token an embedding of NaN, in a model whose output table is a tensor of its own."""
-    row_view(made.runner.weights.embedding, token).fill_(float("nan"))
+    row_view(made.runner.model.weights.embedding, token).fill_(float("nan"))
 
 
 def test_a_row_that_is_not_finite_fails_alone() -> None:
@@ -171,7 +171,7 @@ def test_a_chunk_that_is_partly_not_finite_fails_at_once() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_scores_that_are_not_finite_fail_although_the_hidden_states_are(value: float) -> None:
     made = rig(Shape(tied=False))
-    row_view(made.runner.weights.output, 33).fill_(value)
+    row_view(made.runner.model.weights.output, 33).fill_(value)
     made.add("a", [5, 6, 7])
     made.run()
     assert made.finishes["a", 0].error == "numeric"

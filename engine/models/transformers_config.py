@@ -1,0 +1,106 @@
+"""What a checkpoint says about a model that runs through transformers' own code, read once into one frozen type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from ..checkpoint import tensor_shapes
+from ..config import checked_dtype, eos_ids, filled_config, refuse_foreign
+from ..errors import UnsupportedModelError
+from ..json_file import read_json
+
+GROWING_ROPES = ("longrope",)  # beyond their original length frequencies change, for all rows of a step at once
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersConfig:
+    """A decoder as transformers describes it. Sizes of the cache are what `self_check` has seen of its attention."""
+
+    architecture: str
+    raw: Any  # transformers' configuration, defaults filled in; never changed
+    model_class: Any  # transformers' class of that name
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int  # 0 where there are none
+    max_position: int  # 0 where the configuration does not say
+    dtype: str  # as the checkpoint says: "float32", "bfloat16" or "float16"
+    eos_token_ids: frozenset[int]
+    num_parameters: int = 0  # in the checkpoint's files
+
+    @property
+    def most_positions(self) -> int:
+        """The longest text that can be asked for."""
+        return self.max_position
+
+
+def read_transformers_config(model_dir: Path) -> TransformersConfig:
+    """Read `config.json` and `generation_config.json` of a checkpoint for transformers' own model.
+
+    Raises:
+        UnsupportedModelError: no decoder of transformers', or one that says nothing of its size.
+        ModelError: as `config.read_model_config`.
+    """
+    raw = read_json(model_dir / "config.json")
+    refuse_foreign(raw)
+    filled = filled_config(model_dir)
+    generation = model_dir / "generation_config.json"
+    eos = eos_ids(raw) | eos_ids(read_json(generation) if generation.is_file() else {})
+    architectures = cast("list[object]", raw.get("architectures") or ["none"])
+    made = transformers_config(str(architectures[0]), filled, eos)
+    return replace(made, num_parameters=sum(map(math.prod, tensor_shapes(model_dir).values())))
+
+
+def transformers_config(architecture: str, filled: Any, eos: frozenset[int]) -> TransformersConfig:
+    """Check and type a configuration of transformers', with defaults filled in. Raises as the above."""
+    if filled.get_text_config(decoder=True) is not filled:
+        raise _refused(architecture, "it is made of several models")
+    values = filled.to_dict()
+    refuse_foreign({**values, "architectures": None})
+    return TransformersConfig(
+        architecture=architecture,
+        raw=filled,
+        model_class=_model_class(architecture, filled),
+        vocab_size=_size(filled, "vocab_size"),
+        hidden_size=_size(filled, "hidden_size"),
+        num_layers=_size(filled, "num_hidden_layers"),
+        num_heads=_size(filled, "num_attention_heads"),
+        max_position=_max_position(filled),
+        dtype=checked_dtype(values),
+        eos_token_ids=eos,
+    )
+
+
+def _model_class(architecture: str, filled: Any) -> Any:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    found = mapping[type(filled)] if type(filled) in mapping else None  # noqa: SIM401  (its `get` wants a default class)
+    if found is None or isinstance(found, tuple) or found.__name__ != architecture:
+        raise _refused(architecture, "transformers knows no causal language model of this name for its configuration")
+    return found
+
+
+def _size(filled: Any, name: str) -> int:
+    """A number of the configuration, or 0 where it gives no single one."""
+    value = getattr(filled, name, None)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _max_position(filled: Any) -> int:
+    """Positions that the model is made for; a rotary embedding that changes beyond some position ends there."""
+    most = _size(filled, "max_position_embeddings")
+    rope: Mapping[str, Any] = getattr(filled, "rope_parameters", None) or {}
+    nested = [cast("Mapping[str, Any]", kind) for kind in rope.values() if isinstance(kind, dict)]
+    for kind in (rope, *nested):
+        if kind.get("rope_type") in GROWING_ROPES:
+            most = min(most, int(kind.get("original_max_position_embeddings") or most))
+    return most
+
+
+def _refused(architecture: str, why: str) -> UnsupportedModelError:
+    return UnsupportedModelError("architectures", f"The model's architecture ({architecture}) is not supported: {why}.")
