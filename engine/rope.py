@@ -62,6 +62,8 @@ def layer_ropes(
 
 def _rope_config(family: Family, values: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) -> RopeConfig:
     kind = rope.get("rope_type", "default")
+    if not isinstance(kind, str):
+        raise ModelError(f"Rotary scaling of kind {kind!r}: rope_type in config.json must be a name.")
     if kind not in ROPE_KINDS:
         raise UnsupportedModelError(
             "rope_type", f"Rotary scaling of kind {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}."

@@ -19,8 +19,8 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from headrace.engine.config import ARCHITECTURES
 from headrace.engine.errors import UnsupportedModelError
+from headrace.engine.families import FAMILIES
 from headrace.engine.models.self_check import self_check
 from headrace.engine.models.transformers_config import transformers_config
 from headrace.kernels.backend import open_backend
@@ -53,7 +53,7 @@ class Verdict:
 def judge(model_type: str) -> str:
     """Try one model type in this process."""
     architecture = architecture_of(model_type)
-    if architecture in ARCHITECTURES:
+    if architecture in FAMILIES:
         return NATIVE
     torch.set_num_threads(1)
     try:
