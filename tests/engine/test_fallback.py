@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headrace.engine import LLM, SamplingOptions
+from headrace.engine import LLM, Request, SamplingOptions
 from headrace.engine.errors import ModelError, UnsupportedModelError, WeightsError
 from headrace.engine.families import FAMILIES as NATIVE
 from headrace.engine.load import load_runner, read_config
@@ -32,6 +32,7 @@ BASE = EngineConfig(max_num_seqs=17, max_num_batched_tokens=13, block_size=4, nu
 LENGTHS = (1, 2, 3, 4, 5, 8, 12, 13, 14, 16, 17, 25, 31, 33, 40, 52, 65)
 MAX_TOKENS = 8
 TIGHT = {"num_kv_blocks": 24, "max_model_len": 80, "max_num_batched_tokens": 60, "enable_prefix_caching": False}
+GREEDY = SamplingOptions(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True)
 Changes = tuple[tuple[str, Any], ...]
 
 
@@ -81,6 +82,12 @@ def test_greedy_tokens_are_those_of_transformers_cold_and_warm(family: str) -> N
     run_all(made, family, "warm ")
     assert_as_alone(made, family, "warm ")
     assert made.outputs[f"warm {family} 65", 0][0].cached_tokens == 64
+    for length in (5, 33, 65):  # by itself, with nothing cached: the same bits
+        ids = tuple(prompt(length, VOCAB, salt=length))
+        made.engine.add(Request(f"one {length}", ids, GREEDY, cache_salt="none of the others'"))
+        made.run()
+        for other in (f"{family} {length}", f"warm {family} {length}"):
+            assert torch.equal(made.scores(f"one {length}"), made.scores(other)), other
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -108,8 +115,7 @@ def test_a_whole_engine_says_in_the_log_which_way_it_runs(tmp_path: Path, caplog
         "PhiForCausalLM runs through transformers' own code"
     ]
     ids = prompt(17, VOCAB, salt=17)
-    options = SamplingOptions(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True)
-    assert list(llm.generate([ids], options)[0].token_ids) == alone("phi", 17)
+    assert list(llm.generate([ids], GREEDY)[0].token_ids) == alone("phi", 17)
 
 
 def test_experts() -> None:
@@ -282,3 +288,12 @@ def test_what_no_model_may_be_stays_refused(tmp_path: Path, change: dict[str, An
     with pytest.raises(UnsupportedModelError) as caught:
         read_config(folder)
     assert caught.value.feature == feature
+
+
+def test_the_page_of_models_says_what_the_check_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    checked, refused = page.split("## Through transformers' code")[1].split("## Refused")
+    for family, (architecture, _) in FAMILIES.items():
+        assert f"| {family} | `{architecture}` |" in checked
+    for family, _ in REFUSED:
+        assert f"| {family} | `{family_config(family)[0]}` |" in refused
