@@ -78,6 +78,11 @@ class ModelConfig:
         factors = [rope.factor for rope in self.ropes if rope.kind == "dynamic"]
         return int(self.max_position * min(factors, default=1.0))
 
+    def choices(self, max_model_len: int) -> str:
+        """What the longest text decides of the output of every text, in words; the same words, the same output."""
+        chosen = (rope.choice(max_model_len) for rope in self.ropes)
+        return ",".join(choice for choice in chosen if choice)
+
     @property
     def qkv_size(self) -> int:
         """Width of the fused query, key and value projection."""

@@ -90,13 +90,14 @@ def _not_found(model: str, revision: str | None, error: Exception) -> ModelNotFo
     return ModelNotFoundError(why + ".")
 
 
-def fingerprint(model_dir: Path, dtype: torch.dtype) -> str:
+def fingerprint(model_dir: Path, dtype: torch.dtype, choices: str = "") -> str:
     """SHA-256, in hex, of what decides a model's output.
 
-    That is its configuration, its tokenizer, names, shapes and sizes of the weights, and the type they are computed in.
+    That is its configuration, its tokenizer, names, shapes and sizes of the weights, the type they are computed in, and
+    `choices` that were made besides, such as `ModelConfig.choices`.
     The weights' own bytes are left out: reading them all would take as long as loading.
     """
-    digest = hashlib.sha256(str(dtype).encode())
+    digest = hashlib.sha256(f"{dtype}{choices}".encode())
     for path in decisive_files(model_dir):
         content = path.read_bytes()
         digest.update(f"{path.name}:{len(content)}:".encode() + content)

@@ -59,7 +59,9 @@ def load_engine(
     model_config = read_config(model_dir)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, model_config, bf16_is_fast())
-    info = ModelInfo(name=str(model), fingerprint=fingerprint(model_dir, dtype))
+    longest = config.max_model_len or model_config.max_position
+    choices = model_config.choices(longest) if isinstance(model_config, ModelConfig) else ""
+    info = ModelInfo(name=str(model), fingerprint=fingerprint(model_dir, dtype, choices))
     tokenizer = load_tokenizer(model_dir)
     check_vocabulary(tokenizer, model_config)
     runner = load_runner(model_dir, model_config, config, dtype, open_backend("auto", device.type, dtype), progress)

@@ -36,6 +36,12 @@ class RopeConfig:
         """How many values of a head turn."""
         return int(head_dim * self.rotated)
 
+    def choice(self, max_len: int) -> str:
+        """What the longest text decides, in words; empty where it decides nothing."""
+        if self.kind == "longrope":
+            return "short factors" if max_len <= self.original_max_position else "long factors"
+        return f"stretched for {max_len}" if self.kind == "dynamic" and max_len > self.original_max_position else ""
+
 
 def layer_ropes(
     family: Family, values: Mapping[str, Any], head_dim: int

@@ -10,6 +10,8 @@ import torch
 
 from headrace.engine.config import read_model_config
 from headrace.engine.errors import ModelError, UnsupportedModelError
+from headrace.engine.load import load_engine
+from headrace.engine.types import EngineConfig
 from tests.support.families import LAYERS, MODELS, ORIGINAL, VOCAB, WINDOW, family_checkpoint, family_reference
 from tests.support.tolerances import INSIDE
 from tests.support.torch_rig import TorchRig, prompt, rig
@@ -126,6 +128,20 @@ def test_beyond_the_original_length_factors_are_those_of_the_longest_text(name: 
         scores = family_reference(name)(torch.tensor([ids])).logits[0, -2]
     off = (made.scores(str(length))[0] - scores).abs().max()
     assert off <= (LAYERS + 1) * INSIDE * scores.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "alike"), [("phi3-longrope", (60, 64)), ("phi3-longrope", (65, 66)), ("llama-dynamic", (60, 64))]
+)
+def test_a_model_is_another_one_where_its_longest_text_changes_what_it_says(name: str, alike: tuple[int, int]) -> None:
+    def fingerprint(longest: int) -> str:
+        return load_engine(family_checkpoint(name), EngineConfig(max_model_len=longest, num_kv_blocks=20))[
+            2
+        ].fingerprint
+
+    first, second = map(fingerprint, alike)
+    assert first == second
+    assert fingerprint(70 if alike[1] <= ORIGINAL else 50) != first
 
 
 @pytest.mark.parametrize("name", ["gemma2", "granite"])
