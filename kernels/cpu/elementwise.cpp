@@ -44,13 +44,13 @@ void add_rows(Member& member, const Sum& s) {
   });
 }
 
-template <typename T>
+template <typename T, int32_t ACTIVATION>
 void gate_rows(Member& member, const Gate& g) {
   member.each(g.rows, rows_of_share(2 * g.width), [&](int64_t r) {
     const T *gate = (const T*)g.gate_up + 2 * r * g.width, *up = gate + g.width;
     for (int64_t i = 0; i < g.width; i += LANES) {
       const int64_t left = g.width - i;
-      const vf activation = activated(g.activation, load_upto(gate + i, left));
+      const vf activation = activated<ACTIVATION>(load_upto(gate + i, left));
       store_upto((T*)g.out + r * g.width + i, activation * load_upto(up + i, left), left);
     }
   });
@@ -74,7 +74,10 @@ void norm(Member& member, const Norm& n) { n.bf16 ? norm_rows<uint16_t>(member, 
 
 void add(Member& member, const Sum& s) { s.bf16 ? add_rows<uint16_t>(member, s) : add_rows<float>(member, s); }
 
-void gate(Member& member, const Gate& g) { g.bf16 ? gate_rows<uint16_t>(member, g) : gate_rows<float>(member, g); }
+void gate(Member& member, const Gate& g) {
+  if (g.activation == GELU) g.bf16 ? gate_rows<uint16_t, GELU>(member, g) : gate_rows<float, GELU>(member, g);
+  else g.bf16 ? gate_rows<uint16_t, SILU>(member, g) : gate_rows<float, SILU>(member, g);
+}
 
 extern "C" void headrace_norm(const Norm* n, int threads) {
   with_team(threads_for(n->rows * n->hidden, threads), [&](Member& member) { norm(member, *n); });

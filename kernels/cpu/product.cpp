@@ -24,7 +24,7 @@ void multiply_all(Member& member, const Product& p) {
   });
 }
 
-template <typename T>
+template <typename T, int32_t ACTIVATION>
 void multiply_gated(Member& member, const Product& p) {
   const int64_t width = p.matrix.outputs / 2, panels = width / PANEL;
   each_share(member, panels, p.rows, [&](int64_t panel, int64_t first, int64_t count) {
@@ -37,7 +37,7 @@ void multiply_gated(Member& member, const Product& p) {
         const T *bias = p.bias ? (const T*)p.bias + o : nullptr, *up_bias = p.bias ? bias + width : nullptr;
         const vf gate = finished(gates + r * PANEL + i, bias, LANES, p.scale);
         const vf up = finished(ups + r * PANEL + i, up_bias, LANES, p.scale);
-        store((T*)p.out + (first + r) * width + o, activated(p.activation, gate) * up);
+        store((T*)p.out + (first + r) * width + o, activated<ACTIVATION>(gate) * up);
       }
   });
 }
@@ -81,7 +81,8 @@ void product(Member& member, const Product& p) {
 }
 
 void gated_product(Member& member, const Product& p) {
-  p.matrix.bf16 ? multiply_gated<uint16_t>(member, p) : multiply_gated<float>(member, p);
+  if (p.activation == GELU) p.matrix.bf16 ? multiply_gated<uint16_t, GELU>(member, p) : multiply_gated<float, GELU>(member, p);
+  else p.matrix.bf16 ? multiply_gated<uint16_t, SILU>(member, p) : multiply_gated<float, SILU>(member, p);
 }
 
 void rows_of(Member& member, const Matrix& matrix, const int64_t* rows, int64_t count, float scale, void* out) {

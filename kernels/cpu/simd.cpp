@@ -174,7 +174,7 @@ inline vf gelu(vf x) {
   constexpr float two_roots = 1.5957691216057308f, cubic = 0.044715f;
   return x / (1.f + exp(x * fma(x * x, splat(-two_roots * cubic), splat(-two_roots))));
 }
-inline vf activated(int32_t which, vf x) { return which == GELU ? gelu(x) : silu(x); }
+template <int32_t WHICH> inline vf activated(vf x) { return WHICH == GELU ? gelu(x) : silu(x); }
 
 // cap · tanh(x / cap)
 inline vf capped(vf x, float cap) { return cap * (1.f - 2.f / (exp(x * (2.f / cap)) + 1.f)); }

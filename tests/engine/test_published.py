@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from headrace.engine.config import LayerConfig, read_model_config
+from headrace.engine.config import ExpertsConfig, LayerConfig, ModelConfig, read_model_config
 from headrace.engine.models.rotary import rotary_table
+from headrace.engine.rope import RopeConfig
 from tests.support.families import draw
-from tests.support.published import PUBLISHED
+from tests.support.published import PUBLISHED, WHOLE
 from tests.support.tolerances import INSIDE
 from tests.support.torch_rig import prompt, rig
 
@@ -68,3 +69,30 @@ def test_a_narrow_model(name: str, folder: Path) -> None:
         scores = model(torch.tensor([ids + made.tokens["a", 0]])).logits[0, len(ids) - 1 : -1]
     assert (made.scores("a") - scores).abs().max() <= 3 * INSIDE * scores.abs().max()  # as test_families has it
     assert made.tokens["a", 0] == scores.argmax(-1).tolist()
+
+
+def test_configurations_in_the_layout_of_their_time(tmp_path: Path) -> None:
+    def read(name: str) -> ModelConfig:
+        (tmp_path / "config.json").write_text(json.dumps(WHOLE[name]))
+        return read_model_config(tmp_path)
+
+    def plain(theta: float, longest: int) -> RopeConfig:
+        return RopeConfig("default", theta, original_max_position=longest)
+
+    mistral = read("Mistral-7B-v0.1")
+    assert mistral.layers == (LayerConfig(4096, 0),) * 32
+    assert (mistral.dtype, mistral.qkv_bias, mistral.head_dim) == ("bfloat16", False, 128)
+    gemma = read("Gemma-3-1B")
+    assert gemma.ropes == (plain(1e6, 32_768), plain(1e4, 32_768))
+    assert gemma.layers == (*((LayerConfig(512, 1),) * 5 + (LayerConfig(0, 0),)) * 4, *(LayerConfig(512, 1),) * 2)
+    assert (gemma.scale, gemma.embedding_scale, gemma.activation) == (1 / 16, 1152**0.5, "gelu")
+    assert (gemma.tie_word_embeddings, gemma.soft_cap, gemma.logits_soft_cap) == (True, 0.0, 0.0)
+    smol = read("SmolLM3-3B")
+    assert [layer.rope for layer in smol.layers] == [0, 0, 0, None] * 9
+    assert (smol.ropes, smol.tie_word_embeddings) == ((plain(5e6, 65_536),), True)
+    qwen = read("Qwen3-30B-A3B")
+    assert (qwen.experts, qwen.intermediate_size, qwen.head_dim) == (ExpertsConfig(128, 8, True), 768, 128)
+    assert qwen.layers == (LayerConfig(0, 0),) * 48
+    granite = read("Granite-3.1-2B")
+    assert (granite.scale, granite.embedding_scale, granite.residual_scale) == (1 / 64, 12.0, 0.22)
+    assert (granite.logits_divisor, granite.head_dim) == (8.0, 64)

@@ -52,3 +52,45 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # name → its config.json
         },
     },
 }  # fmt: skip
+_FULL: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "bfloat16"}
+WHOLE: dict[str, dict[str, Any]] = {  # name → what its config.json says, for its reading alone
+    "Mistral-7B-v0.1": {
+        **_FULL, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_act": "silu", "hidden_size":
+        4096, "intermediate_size": 14_336, "max_position_embeddings": 32_768, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+        "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32_000,
+    },
+    "Gemma-3-1B": {
+        **_FULL, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": False,
+        "attn_logit_softcapping": None, "cache_implementation": "hybrid", "final_logit_softcapping": None, "head_dim":
+        256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912,
+        "max_position_embeddings": 32_768, "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10_000, "rope_scaling": None,
+        "rope_theta": 1_000_000, "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262_144,
+    },
+    "SmolLM3-3B": {
+        **_FULL, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "attention_bias": False,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 11_008, "max_position_embeddings": 65_536,
+        "max_window_layers": 28, "mlp_bias": False, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
+        "layer_types": ["full_attention"] * 36, "num_attention_heads": 16, "num_hidden_layers": 36,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 5_000_000.0,
+        "sliding_window": None, "use_sliding_window": False, "vocab_size": 128_256,
+    },
+    "Qwen3-30B-A3B": {
+        **_FULL, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False,
+        "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size":
+        6144, "max_position_embeddings": 40_960, "max_window_layers": 48, "mlp_only_layers": [],
+        "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+        "rope_scaling": None, "rope_theta": 1_000_000.0, "sliding_window": None, "tie_word_embeddings": False,
+        "use_sliding_window": False, "vocab_size": 151_936,
+    },
+    "Granite-3.1-2B": {
+        **_FULL, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "attention_bias": False,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 8192, "logits_scaling": 8.0, "max_position_embeddings": 131_072, "mlp_bias": False,
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "residual_multiplier": 0.22,
+        "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 5_000_000.0, "tie_word_embeddings": True,
+        "vocab_size": 49_155,
+    },
+}  # fmt: skip
