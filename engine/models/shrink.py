@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from .transformers_config import GROWING_ROPES
+from .transformers_config import GROWING_ROPES, attribute
 
 VOCAB = 160
 WINDOW = 5  # positions: what a window or a chunk is shrunk to
@@ -33,15 +33,16 @@ def shrunk(config: Any, *, keep_windows: bool = False) -> dict[str, Any]:
     """Give the keyword arguments of a small configuration like transformers' `config`; windows stay if asked for.
 
     Raises:
+        UnsupportedModelError: the layers have heads of different sizes.
         ValueError: the configuration does not say what is needed, or its kinds of layers do not fit into 16.
     """
     values: dict[str, Any] = config.to_dict()
     names: Mapping[str, str] = config.attribute_map
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    kv_heads = attribute(config, "num_key_value_heads") or heads
     if not isinstance(kv_heads, int) or heads % kv_heads:
         raise ValueError("the numbers of heads cannot be made smaller evenly")
-    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    head_dim = int(attribute(config, "head_dim") or hidden // heads)
     small_kv = min(kv_heads, 2)
     small_heads = small_kv * min(heads // kv_heads, 4)
     small_hidden = small_heads * head_dim
