@@ -23,6 +23,7 @@ _FLOOR = re.compile(r"^floor_scale$")
 _DENSE = re.compile(r"^first_k_dense_replace$")
 _WIDE = re.compile(r"intermediate|ffn|n_inner|mlp_dim|feed_forward|hidden_dim")
 _EXPERT = re.compile(r"(?=.*(moe|expert|shared))(?=.*(intermediate|ffn|hidden_dim|size))")
+_EXPERTS = re.compile(r"^(num_local_experts|num_experts|n_routed_experts|moe_num_experts)$")
 _WINDOW = re.compile(r"^(?!.*layer).*(window|attention_chunk|chunk_length)")
 _NOT_A_WIDTH = re.compile(r"position|vocab|ctx|len|token|num_|_id|factor|head_dim|rank")
 _PERIOD = re.compile(r"pattern|interval|every|_step|freq|period|interleave")
@@ -48,8 +49,9 @@ def shrunk(config: Any, *, keep_windows: bool = False) -> dict[str, Any]:
     small_hidden = small_heads * head_dim
     if hidden != heads * head_dim:
         small_hidden = -(-hidden * small_heads // (heads * 32)) * 32
+    width = 2 * EXPERT if any(_EXPERTS.search(key) and value for key, value in values.items()) else 2 * small_hidden
     small = {
-        key: value if keep_windows and _WINDOW.search(key) else _small(key, value, hidden, small_hidden)
+        key: value if keep_windows and _WINDOW.search(key) else _small(key, value, (hidden, small_hidden, width))
         for key, value in values.items()
     }
     num_layers = int(config.num_hidden_layers)
@@ -65,8 +67,12 @@ def shrunk(config: Any, *, keep_windows: bool = False) -> dict[str, Any]:
     return {**small, "dtype": "float32"}
 
 
-def _small(key: str, value: Any, hidden: int, small_hidden: int) -> Any:
-    """A value of the small configuration, as far as its name says what it is."""
+def _small(key: str, value: Any, widths: tuple[int, int, int]) -> Any:
+    """A value of the small configuration, as far as its name says what it is.
+
+    widths are that of the hidden states, what it is to be, and what that of the layers inside may be.
+    """
+    hidden, small_hidden, width = widths
     if _TOKEN.search(key):
         return _small_ids(value)
     if key == "rope_parameters" and isinstance(value, dict):
@@ -74,7 +80,7 @@ def _small(key: str, value: Any, hidden: int, small_hidden: int) -> Any:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         return value
     limits = (
-        (_FLOOR, FLOOR), (_WINDOW, WINDOW), (_DENSE, 1), (_EXPERT, EXPERT), (_WIDE, 2 * small_hidden),
+        (_FLOOR, FLOOR), (_WINDOW, WINDOW), (_DENSE, 1), (_EXPERT, EXPERT), (_WIDE, width),
     )  # fmt: skip
     for pattern, limit in limits:
         if pattern.search(key):
