@@ -58,6 +58,8 @@ def judge(model_type: str) -> str:
     torch.set_num_threads(1)
     try:
         config = CONFIG_MAPPING[model_type]()
+        if config.to_dict().get("head_dim", 0) is None:  # every checkpoint of these names it
+            config.head_dim = config.hidden_size // config.num_attention_heads
     except Exception as error:  # noqa: BLE001  (a configuration's code is not ours; what it raises is the result)
         return f"it has no default configuration: {type(error).__name__}"
     try:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from .transformers_config import GROWING_ROPES
+from .transformers_config import GROWING_ROPES, attribute
 
 VOCAB = 160
 WINDOW = 5  # positions: what a window or a chunk is shrunk to
@@ -23,6 +23,7 @@ _FLOOR = re.compile(r"^floor_scale$")
 _DENSE = re.compile(r"^first_k_dense_replace$")
 _WIDE = re.compile(r"intermediate|ffn|n_inner|mlp_dim|feed_forward|hidden_dim")
 _EXPERT = re.compile(r"(?=.*(moe|expert|shared))(?=.*(intermediate|ffn|hidden_dim|size))")
+_EXPERTS = re.compile(r"^(num_local_experts|num_experts|n_routed_experts|moe_num_experts)$")
 _WINDOW = re.compile(r"^(?!.*layer).*(window|attention_chunk|chunk_length)")
 _NOT_A_WIDTH = re.compile(r"position|vocab|ctx|len|token|num_|_id|factor|head_dim|rank")
 _PERIOD = re.compile(r"pattern|interval|every|_step|freq|period|interleave")
@@ -33,22 +34,24 @@ def shrunk(config: Any, *, keep_windows: bool = False) -> dict[str, Any]:
     """Give the keyword arguments of a small configuration like transformers' `config`; windows stay if asked for.
 
     Raises:
+        UnsupportedModelError: the layers have heads of different sizes.
         ValueError: the configuration does not say what is needed, or its kinds of layers do not fit into 16.
     """
     values: dict[str, Any] = config.to_dict()
     names: Mapping[str, str] = config.attribute_map
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    kv_heads = attribute(config, "num_key_value_heads") or heads
     if not isinstance(kv_heads, int) or heads % kv_heads:
         raise ValueError("the numbers of heads cannot be made smaller evenly")
-    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    head_dim = int(attribute(config, "head_dim") or hidden // heads)
     small_kv = min(kv_heads, 2)
     small_heads = small_kv * min(heads // kv_heads, 4)
     small_hidden = small_heads * head_dim
     if hidden != heads * head_dim:
         small_hidden = -(-hidden * small_heads // (heads * 32)) * 32
+    width = 2 * EXPERT if any(_EXPERTS.search(key) and value for key, value in values.items()) else 2 * small_hidden
     small = {
-        key: value if keep_windows and _WINDOW.search(key) else _small(key, value, hidden, small_hidden)
+        key: value if keep_windows and _WINDOW.search(key) else _small(key, value, (hidden, small_hidden, width))
         for key, value in values.items()
     }
     num_layers = int(config.num_hidden_layers)
@@ -64,8 +67,12 @@ def shrunk(config: Any, *, keep_windows: bool = False) -> dict[str, Any]:
     return {**small, "dtype": "float32"}
 
 
-def _small(key: str, value: Any, hidden: int, small_hidden: int) -> Any:
-    """A value of the small configuration, as far as its name says what it is."""
+def _small(key: str, value: Any, widths: tuple[int, int, int]) -> Any:
+    """A value of the small configuration, as far as its name says what it is.
+
+    widths are that of the hidden states, what it is to be, and what that of the layers inside may be.
+    """
+    hidden, small_hidden, width = widths
     if _TOKEN.search(key):
         return _small_ids(value)
     if key == "rope_parameters" and isinstance(value, dict):
@@ -73,7 +80,7 @@ def _small(key: str, value: Any, hidden: int, small_hidden: int) -> Any:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         return value
     limits = (
-        (_FLOOR, FLOOR), (_WINDOW, WINDOW), (_DENSE, 1), (_EXPERT, EXPERT), (_WIDE, 2 * small_hidden),
+        (_FLOOR, FLOOR), (_WINDOW, WINDOW), (_DENSE, 1), (_EXPERT, EXPERT), (_WIDE, width),
     )  # fmt: skip
     for pattern, limit in limits:
         if pattern.search(key):

@@ -61,15 +61,21 @@ def transformers_config(architecture: str, filled: Any, eos: frozenset[int]) -> 
         raise _refused(architecture, "it is made of several models")
     values = filled.to_dict()
     refuse_foreign({**values, "architectures": None})
+    try:
+        names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        vocab_size, hidden_size, num_layers, num_heads = (_size(filled, name) for name in names)
+        max_position = _max_position(filled)
+    except UnsupportedModelError as error:
+        raise _refused(architecture, str(error)) from error
     return TransformersConfig(
         architecture=architecture,
         raw=filled,
         model_class=_model_class(architecture, filled),
-        vocab_size=_size(filled, "vocab_size"),
-        hidden_size=_size(filled, "hidden_size"),
-        num_layers=_size(filled, "num_hidden_layers"),
-        num_heads=_size(filled, "num_attention_heads"),
-        max_position=_max_position(filled),
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        max_position=max_position,
         dtype=checked_dtype(values),
         eos_token_ids=eos,
     )
@@ -87,8 +93,19 @@ def _model_class(architecture: str, filled: Any) -> Any:
 
 def _size(filled: Any, name: str) -> int:
     """A number of the configuration, or 0 where it gives no single one."""
-    value = getattr(filled, name, None)
+    value = attribute(filled, name)
     return value if isinstance(value, int) and value > 0 else 0
+
+
+def attribute(filled: Any, name: str) -> Any:
+    """An attribute of a configuration of transformers', None where there is none.
+
+    Raises UnsupportedModelError where the layers do not share one, which transformers says with an error of its own.
+    """
+    try:
+        return getattr(filled, name, None)
+    except Exception as error:
+        raise UnsupportedModelError(name, f"its layers differ in {name}") from error
 
 
 def _max_position(filled: Any) -> int:
