@@ -55,6 +55,7 @@ class Skipping:
         self.max_model_len = inner.max_model_len
         self.num_blocks = inner.num_blocks
         self.block_size = inner.block_size
+        self.window = inner.window
         self.skips = False
         self._inner = inner
 

@@ -33,6 +33,7 @@ class Recorder:
         self.max_model_len = inner.max_model_len
         self.num_blocks = inner.num_blocks
         self.block_size = inner.block_size
+        self.window = inner.window
         self.marks: list[Mark] = []
         self._inner = inner
         self._on_step = on_step
@@ -73,6 +74,7 @@ class NullRunner:
         self.max_model_len = max_model_len
         self.num_blocks = num_blocks
         self.block_size = 16
+        self.window = 0
         rnd = random.Random(0)
         self._results = [RowResult(rnd.randrange(FIRST_ID, min(END_ID, vocab_size))) for _ in range(4096)]
         self._next = 0

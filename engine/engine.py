@@ -83,7 +83,7 @@ class Engine:
         self.max_model_len = min(config.max_model_len or runner.max_model_len, runner.max_model_len)
         self.step_count = 0  # steps that were run to their end
         cache = PrefixCache(runner.block_size, block_hash) if config.enable_prefix_caching else None
-        self._blocks = KVBlocks(runner.num_blocks, runner.block_size, cache)
+        self._blocks = KVBlocks(runner.num_blocks, runner.block_size, cache, runner.window)
         self._scheduler = Scheduler(config, self._blocks)
         self._limits = Limits(
             runner.vocab_size, runner.eos_token_ids, self.max_model_len, runner.num_blocks, runner.block_size

@@ -128,12 +128,19 @@ def refuse_unknown_parts(family: Family, values: Mapping[str, Any]) -> None:
         )
     if values.get("use_bidirectional_attention"):
         raise UnsupportedModelError("use_bidirectional_attention", "Attention to later positions is not supported.")
-    for key, honoured in (
-        ("attn_logit_softcapping", family.attention_cap), ("final_logit_softcapping", family.logits_cap),
-        ("no_rope_layers", family.layers_without_rope), *((key, family.multipliers) for key in MULTIPLIERS),
+    if family.experts and activation != "silu":
+        raise UnsupportedModelError(
+            family.activation_key, f"Experts with the activation {activation!r} are not supported."
+        )
+    for key, honoured, neutral in (
+        ("attn_logit_softcapping", family.attention_cap, None), ("final_logit_softcapping", family.logits_cap, None),
+        ("no_rope_layers", family.layers_without_rope, None), *((key, family.multipliers, 1.0) for key in MULTIPLIERS),
     ):  # fmt: skip
-        if values.get(key) not in (None, 1.0) and not honoured:
+        if values.get(key) not in (None, neutral) and not honoured:
             raise UnsupportedModelError(key, f"{key} is not supported by this architecture.")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "logits_scaling"):
+        if values.get(key) is not None and not float(values[key]) > 0.0:
+            raise ModelError(f"config.json says {key} {values[key]!r}; it must be above 0.")
     experts = () if family.experts else ("num_experts", "num_local_experts")
     for key in ("attention_sinks", "sinks", "mlp_only_layers", "use_mrope", *experts):
         if values.get(key):

@@ -7,6 +7,9 @@
 A block is written only by one sequence, and only at or after its `num_computed_tokens`. Blocks in `chain` are full and
 committed, so they may be shared with anybody; of what a sibling shares, only the last block can still be written, and
 that is copied first (`shares_last`).
+
+Where every layer has the same window and nothing is cached, blocks that no query can reach any more are let go while a
+sequence runs; `block_ids` keeps their places.
 """
 
 from __future__ import annotations
@@ -19,15 +22,21 @@ from .prefix_cache import PrefixCache
 from .sequence import Sequence
 from .types import ScheduledRow
 
+LET_GO = -1  # stands in `block_ids` for a block that nothing reads any more
 SHARE_BLOCKS = 8  # so many blocks are worth a step's wait, if another sequence computes them in it
 
 
 class KVBlocks:
-    """Gives blocks to sequences and takes them back. `cache` None means that nothing is ever found again."""
+    """Gives blocks to sequences and takes them back. `cache` None means that nothing is ever found again.
 
-    def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache | None) -> None:
+    window  positions that a query sees in every layer, its own included; 0: there are layers that see all
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache | None, window: int = 0) -> None:
         self.block_size = block_size
         self.cache = cache
+        # whoever holds an entry of the cache holds its ancestors, so with a cache nothing is let go before the end
+        self.window = window if cache is None else 0
         self.pool = BlockPool(num_blocks, self._forget)
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # of these, found
@@ -121,7 +130,7 @@ class KVBlocks:
         computed = min(child.num_prompt_tokens, child.num_tokens - 1)
         full, rest = divmod(computed, self.block_size)
         child.block_ids = parent.block_ids[: self.blocks_for(computed)]
-        for block_id in child.block_ids:
+        for block_id in _held(child.block_ids):
             self.pool.share(block_id)
         child.chain = parent.chain[:full]
         child.shares_last = rest > 0
@@ -151,9 +160,21 @@ class KVBlocks:
                 self._replaced(sequence)
             chain.append(entry)
 
+    def let_go(self, sequence: Sequence) -> None:
+        """Take back the blocks that no query of a sequence can reach any more; what is in flight is waited for."""
+        if not self.window:
+            return
+        ids, reached = sequence.block_ids, max(0, sequence.num_computed_tokens - self.window + 1) // self.block_size
+        first = reached
+        while first > 0 and ids[first - 1] != LET_GO:
+            first -= 1
+        if first < reached:
+            self.pool.release(ids[first:reached], sequence.last_step)
+            ids[first:reached] = [LET_GO] * (reached - first)
+
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back, tail first; they come free once the last step that writes them is retired."""
-        self.pool.release(reversed(sequence.block_ids), sequence.last_step)
+        self.pool.release(reversed(_held(sequence.block_ids)), sequence.last_step)
         sequence.block_ids = []
         sequence.chain = []
         sequence.shares_last = False
@@ -165,7 +186,7 @@ class KVBlocks:
         claims: Counter[int] = Counter(copy_sources)
         writers: Counter[int] = Counter()
         for sequence in running:
-            claims.update(sequence.block_ids)
+            claims.update(_held(sequence.block_ids))
             self._check_sequence(sequence)
             filling = sequence.num_computed_tokens // self.block_size
             writers.update(sequence.block_ids[filling + sequence.shares_last :])
@@ -186,6 +207,9 @@ class KVBlocks:
             raise RuntimeError(f"{name} has computed more than its blocks hold")
         if [entry.block_id for entry in sequence.chain] != sequence.block_ids[: len(sequence.chain)]:
             raise RuntimeError(f"{name} holds other blocks than the cache says")
+        reached = max(0, sequence.num_computed_tokens - self.window + 1) // self.block_size if self.window else 0
+        if LET_GO in sequence.block_ids[reached:]:
+            raise RuntimeError(f"{name} has let go of a block that it reads")
         full = sequence.num_computed_tokens // self.block_size
         if self.cache is not None and len(sequence.chain) != full:
             raise RuntimeError(f"{name} has {full} full blocks, {len(sequence.chain)} entered")
@@ -202,3 +226,8 @@ class KVBlocks:
     def _forget(self, block_id: int) -> None:
         if self.cache is not None:
             self.cache.forget(block_id)
+
+
+def _held(block_ids: list[int]) -> list[int]:
+    """Those that have not been let go."""
+    return [block_id for block_id in block_ids if block_id != LET_GO] if LET_GO in block_ids else block_ids

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ..kernels.backend import MATRIX_UNITS, Backend, open_backend
 from ..kernels.cpu.build import cpu_features
-from .checkpoint import Progress
+from .checkpoint import Progress, tensor_shapes
 from .config import ModelConfig, read_model_config
 from .engine import Engine
 from .errors import ModelError, UnsupportedModelError
@@ -82,6 +83,8 @@ def read_config(model_dir: Path) -> ModelConfig | TransformersConfig:
         logger.info("%s runs through transformers' own code: %s", other.architecture, error)
         return other
     logger.info("%s runs natively", model.architecture)
+    if model.tie_word_embeddings and "lm_head.weight" in tensor_shapes(model_dir):
+        return replace(model, tie_word_embeddings=False)  # it may differ from the embedding, and then it counts
     return model
 
 

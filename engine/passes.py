@@ -29,6 +29,7 @@ class KvShape:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    window: int = 0  # positions that a query sees in every layer, its own included; 0: there are layers that see all
 
 
 class Passes(Protocol):
@@ -96,7 +97,9 @@ class DecoderPasses:
         self.eos_token_ids = config.eos_token_ids
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.values.device
-        self.kv = KvShape(config.num_layers, config.num_kv_heads, config.head_dim)
+        windows = {layer.window for layer in config.layers}
+        window = windows.pop() if len(windows) == 1 else 0
+        self.kv = KvShape(config.num_layers, config.num_kv_heads, config.head_dim, window)
         self.row_multiple = backend.row_multiple(weights.layers[0].qkv)
         self.output = weights.output
 

@@ -11,6 +11,7 @@ from .errors import ModelError, UnsupportedModelError
 from .families import Family
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope"]
+MOST = 1e12  # of any number here
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
@@ -54,6 +55,8 @@ def layer_ropes(
     if family.rope_by_layer_type:
         types = cast("list[str]", values["layer_types"])
         names = sorted(set(types))
+        if any("truncate" in rope[name] for name in names):  # transformers looks for it elsewhere
+            raise UnsupportedModelError("truncate", "truncate under a layer type's rotary parameters is not supported.")
         tables = tuple(_rope_config(family, values, rope[name], head_dim) for name in names)
         return tables, tuple(names.index(kind) for kind in types)
     if any(isinstance(value, Mapping) for value in rope.values()):
@@ -74,27 +77,27 @@ def _rope_config(family: Family, values: Mapping[str, Any], rope: Mapping[str, A
         raise UnsupportedModelError(
             "rope_type", f"Rotary scaling of kind {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}."
         )
-    rotated = float(rope.get("partial_rotary_factor") or 1.0)
+    rotated = _number(rope, "partial_rotary_factor", 1.0, zero=True)
     if rotated != 1.0 and not family.partial_rotary:
         raise UnsupportedModelError(
             "partial_rotary_factor", "Rotating a part of each head is not supported by this architecture."
         )
     max_position = int(values["max_position_embeddings"])
     # dynamic scaling begins at the configuration's own length, whatever else it names
-    original = max_position if kind == "dynamic" else int(rope.get("original_max_position_embeddings") or max_position)
-    factor = float(rope.get("factor") or (max_position / original if kind in ("yarn", "longrope") else 1.0))
+    original = max_position if kind == "dynamic" else _original(values, rope, max_position)
+    factor = _number(rope, "factor", max_position / original if kind in ("yarn", "longrope") else 1.0)
     made = RopeConfig(
         kind=kind,
-        theta=float(rope.get("rope_theta") or 10_000.0),
+        theta=_number(rope, "rope_theta", 10_000.0),
         factor=factor,
-        low_freq_factor=float(rope.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(rope.get("high_freq_factor") or 4.0),
+        low_freq_factor=_number(rope, "low_freq_factor", 1.0),
+        high_freq_factor=_number(rope, "high_freq_factor", 4.0),
         original_max_position=original,
-        beta_fast=float(rope.get("beta_fast") or 32.0),
-        beta_slow=float(rope.get("beta_slow") or 1.0),
+        beta_fast=_number(rope, "beta_fast", 32.0),
+        beta_slow=_number(rope, "beta_slow", 1.0),
         truncate=bool(rope.get("truncate", True)),
-        short_factor=tuple(rope.get("short_factor") or ()),
-        long_factor=tuple(rope.get("long_factor") or ()),
+        short_factor=_numbers(rope, "short_factor"),
+        long_factor=_numbers(rope, "long_factor"),
         attention_factor=_attention_factor(kind, factor, original, rope),
         rotated=rotated,
     )
@@ -107,18 +110,52 @@ def _attention_factor(kind: RopeKind, factor: float, original: int, rope: Mappin
     if kind not in ("yarn", "longrope"):
         return 1.0
     if rope.get("attention_factor") is not None:
-        return float(rope["attention_factor"])
+        return _number(rope, "attention_factor", 1.0)
     if factor <= 1.0:
         return 1.0
     if kind == "longrope":  # https://arxiv.org/abs/2402.13753
         return math.sqrt(1.0 + math.log(factor) / math.log(original))
-    scale, scale_all = rope.get("mscale"), rope.get("mscale_all_dim")
-    if scale and scale_all:
-        return (0.1 * float(scale) * math.log(factor) + 1.0) / (0.1 * float(scale_all) * math.log(factor) + 1.0)
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        scale, scale_all = _number(rope, "mscale", 1.0), _number(rope, "mscale_all_dim", 1.0)
+        return (0.1 * scale * math.log(factor) + 1.0) / (0.1 * scale_all * math.log(factor) + 1.0)
     return 0.1 * math.log(factor) + 1.0
 
 
+def _number(rope: Mapping[str, Any], key: str, default: float, *, zero: bool = False) -> float:
+    """A number above 0 of the parameters, or of 0 with `zero`. Raises ModelError."""
+    value = rope.get(key)
+    if value is None:
+        return default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (0.0 < value < MOST or (zero and value == 0)):
+        raise ModelError(f"config.json says {key} {value!r} for the rotary embedding; it must be a number above 0.")
+    return float(value)
+
+
+def _numbers(rope: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    """A list of them; empty if there is none."""
+    listed: object = rope.get(key) or ()
+    if not isinstance(listed, list | tuple):
+        raise ModelError(f"config.json says {key} {listed!r} for the rotary embedding; it must be a list of numbers.")
+    return tuple(_number({key: value}, key, 0.0) for value in cast("list[object]", listed))
+
+
+def _original(values: Mapping[str, Any], rope: Mapping[str, Any], max_position: int) -> int:
+    """The length that the model was made for before it was stretched: what stands beside the parameters comes first."""
+    key = "original_max_position_embeddings"
+    length = _number(values if values.get(key) is not None else rope, key, max_position)
+    if length < 2 or length != int(length):
+        raise ModelError(f"config.json says {key} {length}; it must be a whole number above 1.")
+    return int(length)
+
+
 def _check(rope: RopeConfig, head_dim: int) -> None:
+    if rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
+        raise ModelError(
+            f"low_freq_factor {rope.low_freq_factor} must be below high_freq_factor {rope.high_freq_factor}."
+        )
+    if rope.theta <= 1.0:
+        raise ModelError(f"config.json says rope_theta {rope.theta}; it must be above 1.")
     rotary_dim = rope.rotary_dim(head_dim)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise ModelError(f"{rotary_dim} values of a head of {head_dim} cannot be rotated in pairs.")

@@ -60,6 +60,7 @@ class TorchRunner:
         self.max_model_len = limits.max_model_len
         self.num_blocks = limits.num_blocks
         self.block_size = limits.block_size
+        self.window = model.kv.window
         self.backend = backend
         self.dtype = model.dtype
         self.model = model

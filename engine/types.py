@@ -148,6 +148,7 @@ class Runner(Protocol):
     max_model_len: int
     num_blocks: int
     block_size: int
+    window: int  # positions that a query sees in every layer, its own included; 0: there are layers that see all
 
     def run(self, plan: Plan) -> list[RowResult]:
         """Compute one step. Must not keep or change anything of the plan's sequences."""

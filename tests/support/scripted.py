@@ -69,6 +69,7 @@ class ScriptedRunner:
     num_blocks: int = 64
     block_size: int = 16
     max_model_len: int = 512
+    window: int = 0
     eos_token_ids: frozenset[int] = frozenset({EOS})
     script: Script = "hash"
     step_time_s: float = 0.0
