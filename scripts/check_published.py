@@ -2,8 +2,8 @@
 
 Called as `python scripts/check_published.py` from a checkout, or with names, to write only their lines anew. A model at
 a time: transformers draws its weights, generates and writes a sharded checkpoint into a temporary folder; a process of
-its own loads that with our engine and runs the same prompts together. The largest takes about 14 GiB of memory and
-8 GiB of disk. Ends with 1 if any model differs.
+its own loads that with our engine and runs the same prompts together. The largest takes about 11 GiB of memory and
+7 GiB of disk. Ends with 1 if any model differs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "published_shapes.md"
 TOKENS = 8
 LENGTHS = (100, 37)  # of the prompts that run together
 LONGER = {"Gemma-3-4B": (1060, 37)}  # past its window
-# All of them take 5 and 11 GiB as float32, and twice that while transformers writes them.
+# All of them take 5 and 11 GiB as float32, and transformers needs half as much again to write them.
 EXPERTS = {"Qwen3-30B-A3B": {"num_experts": 32}, "Mixtral-8x7B": {"num_local_experts": 4}}
 SHARD = "1GB"
 # Of the largest score: what each of two layers and the scoring may round (tests/support/tolerances.py).
@@ -44,8 +44,10 @@ Models at the size at which they are published, cut to two layers, with random w
 transformers {version}. Written by `scripts/check_published.py`; do not edit.
 
 Hidden and intermediate size, heads and their size, rotary embedding, windows, caps, multipliers and vocabulary are as
-published. {less} Where a model has two kinds of layers there is one of each. Each checkpoint is written in shards,
-loaded by a process of its own, and runs two prompts of the given lengths together, {tokens} greedy tokens each; then
+published; only Gemma 3's window is shorter than its prompt. Where a model has two kinds of layers there is one of each.
+{less}
+
+Each checkpoint is written in shards, loaded by a process of its own, and runs two prompts of the given lengths together, {tokens} greedy tokens each; then
 again with their prefix cached and without anybody looking at the scores, as a worker runs. *Off* is the largest
 distance between a score of ours and transformers' own, as a part of the largest score; {allowed:.1e} is allowed.
 
