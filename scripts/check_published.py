@@ -47,7 +47,7 @@ Hidden and intermediate size, heads and their size, rotary embedding, windows, c
 published; only Gemma 3's window is shorter than its prompt. Where a model has two kinds of layers there is one of each.
 {less}
 
-Each checkpoint is written in shards, loaded by a process of its own, and runs two prompts of the given lengths together,
+Each checkpoint is written in shards, loaded by a process of its own and runs two prompts of the given lengths together,
 {tokens} greedy tokens each; then again with their prefix cached and without anybody looking at the scores, as a worker
 runs. *Off* is the largest distance between a score of ours and transformers' own, as a part of the largest score;
 {allowed:.1e} is allowed.
