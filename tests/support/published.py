@@ -51,6 +51,73 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # name → its config.json
             [float(x) for x in _LONG.split()],
         },
     },
+    "Mistral-7B-v0.1": {
+        **_SMALL, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_act": "silu", "hidden_size":
+        4096, "max_position_embeddings": 32_768, "num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps":
+        1e-5, "rope_theta": 10_000.0, "sliding_window": 4096, "tie_word_embeddings": False,
+    },
+    "Qwen3-8B": {
+        **_SMALL, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "head_dim":
+        128, "hidden_act": "silu", "hidden_size": 4096, "max_position_embeddings": 40_960, "max_window_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta":
+        1_000_000, "sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False,
+    },
+    "Gemma-3-4B": {  # its text; one layer of each kind
+        **_SMALL, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": False,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2560, "max_position_embeddings":
+        131_072, "num_attention_heads": 8, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10_000.0, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "rope_theta":
+        1_000_000.0, "sliding_window": 1024, "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "Granite-3.1-8B": {
+        **_SMALL, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "attention_bias": False,
+        "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0, "hidden_act": "silu", "hidden_size": 4096,
+        "logits_scaling": 16.0, "max_position_embeddings": 131_072, "mlp_bias": False, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_scaling": None,
+        "rope_theta": 10_000_000.0, "tie_word_embeddings": True,
+    },
+    "OLMo-2-7B": {
+        **_SMALL, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "attention_bias": False, "hidden_act":
+        "silu", "hidden_size": 4096, "max_position_embeddings": 4096, "num_attention_heads": 32, "num_key_value_heads":
+        32, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 500_000, "tie_word_embeddings": False,
+    },
+    "SmolLM3-3B": {  # one layer of each kind
+        **_SMALL, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "attention_bias": False,
+        "hidden_act": "silu", "hidden_size": 2048, "max_position_embeddings": 65_536, "mlp_bias": False,
+        "no_rope_layer_interval": 4, "no_rope_layers": [1, 0], "layer_types": ["full_attention"] * 2,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta":
+        5_000_000.0, "sliding_window": None, "use_sliding_window": False,
+    },
+    "Qwen3-30B-A3B": {  # fewer and narrower experts
+        **_SMALL, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False,
+        "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "max_position_embeddings":
+        40_960, "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 64, "norm_topk_prob": True,
+        "num_attention_heads": 32, "num_experts": 16, "num_experts_per_tok": 8, "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1_000_000.0, "sliding_window": None,
+        "tie_word_embeddings": False, "use_sliding_window": False,
+    },
+    "Mixtral-8x7B": {
+        **_SMALL, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_act": "silu", "hidden_size":
+        4096, "max_position_embeddings": 32_768, "num_attention_heads": 32, "num_experts_per_tok": 2,
+        "num_key_value_heads": 8, "num_local_experts": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0,
+        "sliding_window": None, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+FULL_SIZES: dict[str, dict[str, int]] = {  # name → what is narrowed above, as published
+    "Llama-3.1-8B": {"vocab_size": 128_256, "intermediate_size": 14_336},
+    "Mistral-7B-v0.1": {"vocab_size": 32_000, "intermediate_size": 14_336},
+    "Qwen2.5-7B": {"vocab_size": 152_064, "intermediate_size": 18_944},
+    "Qwen3-8B": {"vocab_size": 151_936, "intermediate_size": 12_288},
+    "Phi-3-mini-128k": {"vocab_size": 32_064, "intermediate_size": 8192},
+    "Gemma-2-9B": {"vocab_size": 256_000, "intermediate_size": 14_336},
+    "Gemma-3-4B": {"vocab_size": 262_208, "intermediate_size": 10_240},
+    "Granite-3.1-8B": {"vocab_size": 49_155, "intermediate_size": 12_800},
+    "OLMo-2-7B": {"vocab_size": 100_352, "intermediate_size": 11_008},
+    "SmolLM3-3B": {"vocab_size": 128_256, "intermediate_size": 11_008},
+    "Qwen3-30B-A3B": {
+        "vocab_size": 151_936, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+    },
+    "Mixtral-8x7B": {"vocab_size": 32_000, "intermediate_size": 14_336, "num_local_experts": 8},
 }  # fmt: skip
 _FULL: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "bfloat16"}
 WHOLE: dict[str, dict[str, Any]] = {  # name → what its config.json says, for its reading alone
