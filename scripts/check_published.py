@@ -1,6 +1,6 @@
 """Write docs/published_shapes.md: well-known models at their published size, cut to two layers, against transformers.
 
-Called as `python scripts/check_published.py` from a checkout, or with names, to write only their lines anew. A model at
+Called as `python -m scripts.check_published` in a checkout, or with names, to write only their lines anew. A model at
 a time: transformers draws its weights, generates and writes a sharded checkpoint into a temporary folder; a process of
 its own loads that with our engine and runs the same prompts together. The largest takes about 11 GiB of memory and
 7 GiB of disk. Ends with 1 if any model differs.
@@ -29,7 +29,8 @@ from tests.support.published import FULL_SIZES, PUBLISHED
 from tests.support.tolerances import INSIDE
 from tests.support.torch_rig import TorchRig, prompt
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "published_shapes.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "published_shapes.md"
 TOKENS = 8
 LENGTHS = (100, 37)  # of the prompts that run together
 LONGER = {"Gemma-3-4B": (1060, 37)}  # past its window
@@ -142,7 +143,7 @@ def check(name: str) -> Row:
     with tempfile.TemporaryDirectory(prefix="headrace-published-") as folder:
         for part in ("--reference", "--engine"):
             print(f"{name}: {part[2:]}, after {time.monotonic() - begun_s:.0f} s", file=sys.stderr, flush=True)
-            subprocess.run([sys.executable, __file__, part, name, folder], check=True)
+            subprocess.run([sys.executable, "-m", "scripts.check_published", part, name, folder], cwd=ROOT, check=True)
         row = Row(**json.loads((Path(folder) / "row.json").read_text()))
     took_s = time.monotonic() - begun_s
     print(f"{line(name, row)}  ({took_s:.0f} s)", file=sys.stderr, flush=True)
