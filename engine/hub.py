@@ -14,7 +14,7 @@ import torch
 from .checkpoint import tensor_shapes, weight_files
 from .errors import ModelError, ModelNotFoundError
 from .json_file import find_folder
-from .model_folder import decisive_files
+from .model_folder import check_index, decisive_files
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,199}")
@@ -95,13 +95,16 @@ def fingerprint(model_dir: Path, dtype: torch.dtype, choices: str = "") -> str:
 
     That is its configuration, its tokenizer, names, shapes and sizes of the weights, the type they are computed in, and
     `choices` that were made besides, such as `ModelConfig.choices`.
-    The weights' own bytes are left out: reading them all would take as long as loading.
+    The weights' own bytes are left out: reading them all would take as long as loading. Raises WeightsError where the
+    weights' headers or their index are damaged.
     """
     digest = hashlib.sha256(f"{dtype}{choices}".encode())
     for path in decisive_files(model_dir):
         content = path.read_bytes()
-        digest.update(f"{path.name}:{len(content)}:".encode() + content)
+        digest.update(f"{path.relative_to(model_dir)}:{len(content)}:".encode() + content)
     for path in weight_files(model_dir):
         digest.update(f"{path.name}:{path.stat().st_size}:".encode())
-    digest.update(json.dumps(sorted(tensor_shapes(model_dir).items())).encode())
+    shapes = tensor_shapes(model_dir)
+    check_index(model_dir, shapes)
+    digest.update(json.dumps(sorted(shapes.items())).encode())
     return digest.hexdigest()

@@ -6,12 +6,12 @@ a model needs: files that are parsed are bounded in size, and numbers of the con
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from .checkpoint import INDEX, refuse_foreign_weights
-from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
+from .checkpoint import INDEX, refuse_foreign_weights, some
+from .errors import ModelError, ModelNotFoundError, UnsupportedModelError, WeightsError
 from .json_file import MOST_INDEX_BYTES, is_file, read_json
 
 # What the names of the files begin with that decide about a model's output, besides its weights.
@@ -19,6 +19,7 @@ DECISIVE_FILES = (
     "config.json", "generation_config.json", "tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "spiece",
     "chat_template",
 )  # fmt: skip
+TEMPLATES = "additional_chat_templates"  # a folder beside them; transformers takes every *.jinja in it
 MOST_TEXT_BYTES = 16 << 20
 MOST_VOCABULARY_BYTES = 128 << 20
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab", "merges", "spiece")
@@ -32,11 +33,16 @@ _MOST = {
     "num_attention_heads": 1 << 14, "num_key_value_heads": 1 << 14, "n_head": 1 << 14, "num_kv_heads": 1 << 14,
     "head_dim": 1 << 14,
     "max_position_embeddings": 1 << 30, "n_positions": 1 << 30,
+    "num_local_experts": 1 << 12, "num_experts": 1 << 12, "n_routed_experts": 1 << 12, "moe_num_experts": 1 << 12,
+    "num_experts_per_tok": 1 << 12, "n_shared_experts": 1 << 12, "num_shared_experts": 1 << 12,
 }  # fmt: skip
 _PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")  # may be lists, one for each layer
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_MAY_BE_ZERO = (*_EXPERTS, "num_experts_per_tok", "n_shared_experts", "num_shared_experts")  # in a dense model
+_MOST_EXPERTS = 1 << 16  # of all layers: each has tensors, whose names and shapes are made to compare them
 _ABOVE_ZERO = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "factor")
 _VALUE_SHOWN = 60  # characters
-_NESTED = ("rope_parameters", "rope_scaling", "text_config")
+_ROPES = ("rope_parameters", "rope_scaling")  # may hold one object for each kind of layer
 
 
 def check_folder(model_dir: Path) -> None:
@@ -53,6 +59,7 @@ def check_folder(model_dir: Path) -> None:
         refuse_foreign_weights(model_dir)
         for path in decisive_files(model_dir):
             _check_size(path)
+        _check_templates(model_dir / TEMPLATES)
     except OSError as error:
         raise ModelError(f"{model_dir} cannot be read: {error}.") from error
     if not is_file(model_dir / "config.json"):
@@ -76,14 +83,38 @@ def decisive_files(model_dir: Path) -> Iterator[Path]:
     for path in sorted(model_dir.iterdir()):
         if path.name.startswith(DECISIVE_FILES) and is_file(path):
             yield path
+        elif path.name == TEMPLATES and path.is_dir():
+            yield from sorted(path.glob("*.jinja"))
+
+
+def check_index(model_dir: Path, names: Iterable[str]) -> None:
+    """Refuse an index that speaks of another checkpoint than the one whose tensors have these names.
+
+    Raises WeightsError.
+    """
+    if not is_file(model_dir / INDEX):
+        return
+    listed = cast("dict[str, object]", read_json(model_dir / INDEX, MOST_INDEX_BYTES).get("weight_map") or {})
+    if listed.keys().isdisjoint(names):
+        said = some(name[:_VALUE_SHOWN] for name in listed)
+        raise WeightsError(
+            f"{model_dir / INDEX} lists no tensor that its files hold, but {said}; take the index that belongs to them."
+        )
 
 
 def check_numbers(values: Mapping[str, Any], path: Path) -> None:
     """Refuse sizes that are no positive integers or larger than any model's. Raises ModelError, naming the value."""
+    for part in _objects(values):
+        _check_flat(part, path)
+
+
+def _check_flat(values: Mapping[str, Any], path: Path) -> None:
     for name, most in _MOST.items():
         value: object = values.get(name)
-        if value is not None and not all(type(size) is int and 1 <= size <= most for size in _sizes(name, value)):
-            raise ModelError(f"{path} says {name} = {_short(value)}; it must be an integer from 1 to {most}.")
+        least = 0 if name in _MAY_BE_ZERO else 1
+        if value is not None and not all(type(size) is int and least <= size <= most for size in _sizes(name, value)):
+            raise ModelError(f"{path} says {name} = {_short(value)}; it must be an integer from {least} to {most}.")
+    _check_experts(values, path)
     for name in _ABOVE_ZERO:
         value = values.get(name)
         if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
@@ -92,9 +123,30 @@ def check_numbers(values: Mapping[str, Any], path: Path) -> None:
     if architectures is not None and not _is_list_of(str, architectures):
         raise ModelError(f"{path} says architectures = {_short(architectures)}; it must be a list of names.")
     _check_eos(values, path)
-    for name in _NESTED:
-        if isinstance(values.get(name), dict):
-            check_numbers(cast("Mapping[str, Any]", values[name]), path)
+
+
+def _objects(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A configuration and the objects in it that hold numbers of the same names; nothing deeper is ever read."""
+    text: object = values.get("text_config")
+    for outer in (values, cast("Mapping[str, Any]", text)) if isinstance(text, dict) else (values,):
+        yield outer
+        for name in _ROPES:
+            rope: object = outer.get(name)
+            if isinstance(rope, dict):
+                yield cast("dict[str, Any]", rope)
+                kinds = cast("dict[str, object]", rope).values()
+                yield from (cast("dict[str, Any]", kind) for kind in kinds if isinstance(kind, dict))
+
+
+def _check_experts(values: Mapping[str, Any], path: Path) -> None:
+    """Refuse more experts in all than any model has. What is multiplied has been checked one by one."""
+    layers: int = values.get("num_hidden_layers") or 1
+    for name in _EXPERTS:
+        experts: int = values.get(name) or 0
+        if experts * layers > _MOST_EXPERTS:
+            raise ModelError(
+                f"{path} says {name} = {experts} in each of {layers} layers; it must be at most {_MOST_EXPERTS} in all."
+            )
 
 
 def _sizes(name: str, value: object) -> list[object]:
@@ -105,8 +157,12 @@ def _sizes(name: str, value: object) -> list[object]:
 
 def _check_eos(values: Mapping[str, Any], path: Path) -> None:
     eos: object = values.get("eos_token_id")
-    if eos is not None and not isinstance(eos, int) and not _is_list_of(int, eos):
-        raise ModelError(f"{path} says eos_token_id = {_short(eos)}; it must be an id or a list of ids.")
+    ids = cast("list[object]", eos) if isinstance(eos, list) else [eos]
+    most = _MOST["vocab_size"]
+    if eos is not None and not all(type(one) is int and 0 <= one < most for one in ids):
+        raise ModelError(
+            f"{path} says eos_token_id = {_short(eos)}; it must be an id or a list of ids, from 0 to {most - 1}."
+        )
 
 
 def _check_size(path: Path) -> None:
@@ -114,6 +170,16 @@ def _check_size(path: Path) -> None:
     size = path.stat().st_size
     if size > most:
         raise ModelError(f"{path} has {size} bytes; at most {most >> 20} MiB are read of such a file.")
+
+
+def _check_templates(folder: Path) -> None:
+    """Refuse what transformers would open there without a look: no regular files, and too much in all."""
+    paths = list(folder.glob("*.jinja"))
+    for path in paths:
+        if not is_file(path):
+            raise ModelError(f"{path} is no file; remove it.")
+    if (size := sum(path.stat().st_size for path in paths)) > MOST_TEXT_BYTES:
+        raise ModelError(f"{folder} has {size} bytes of templates; at most {MOST_TEXT_BYTES >> 20} MiB are read of it.")
 
 
 def _refuse_code(path: Path) -> None:

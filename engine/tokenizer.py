@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from .chat import ChatEncoder, encode_text
 from .errors import ModelError
+from .json_file import is_file, read_json
+from .model_folder import MOST_VOCABULARY_BYTES
 from .token_table import detokenizer_factory
 from .types import Detokenizer
 
@@ -77,10 +79,22 @@ def load_tokenizer(model_dir: str | Path, name: str | None = None) -> ModelToken
         auto: Any = AutoTokenizer
         pretrained: Any = auto.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a damaged file makes transformers or tokenizers raise
-        raise TokenizerError(f"the tokenizer in {path} cannot be loaded: {error}") from error
+        said = _damage(path / "tokenizer.json") or " ".join(str(error).split())
+        raise TokenizerError(f"the tokenizer in {path} cannot be loaded: {said}") from error
     raw: object = getattr(pretrained, "backend_tokenizer", None)
     if not isinstance(raw, Tokenizer):
         raise TokenizerError(f"the tokenizer in {path} ({type(pretrained).__name__}) has no tokenizer.json to go by")
     raw.no_padding()
     raw.no_truncation()
     return ModelTokenizer(name or path.name, pretrained, raw)
+
+
+def _damage(path: Path) -> str:
+    """What is wrong with a tokenizer.json on the face of it; empty if that is nothing."""
+    if not is_file(path):
+        return ""
+    try:
+        values = read_json(path, MOST_VOCABULARY_BYTES)
+    except ModelError as error:
+        return str(error)
+    return "" if isinstance(values.get("model"), dict) else f"{path} has no object under model; take the whole file"

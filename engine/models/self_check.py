@@ -35,7 +35,7 @@ LENGTHS = (23, 17)  # tokens of the two sequences: several blocks and several wi
 STEPS = ((9, 3), (1, 6), (8, 1), (1, 5), (3, 1), (1, 1))  # how many of each are computed together
 BLOCK_SIZE, TABLES = 4, ((7, 2, 9, 0, 5, 11), (3, 10, 1, 8, 6))  # blocks of each, out of order
 NUM_BLOCKS = 12
-MOST_PARAMETERS = 1_000_000_000  # of the small copy; a usual one has some millions
+MOST_PARAMETERS = 1 << 27  # of the small copy, with its tables; a usual one has some millions
 _SEED = 0
 
 
@@ -108,7 +108,7 @@ def _shape(config: TransformersConfig) -> KvShape:
     wide = type(config.raw)(**shrunk(config.raw, keep_windows=True))
     with torch.device("meta"):
         outline = config.model_class._from_config(copy.deepcopy(wide))
-    if (count := sum(parameter.numel() for parameter in outline.parameters())) > MOST_PARAMETERS:
+    if (count := sum(part.numel() for part in (*outline.parameters(), *outline.buffers()))) > MOST_PARAMETERS:
         raise refused("self_check", f"a small copy of it would still have {count / 1e6:.0f} million parameters")
     with torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
         base, _ = base_and_head(config.model_class._from_config(wide, attn_implementation=probe.NAME).float().eval())

@@ -1,7 +1,8 @@
 """A small configuration of the same architecture: what the self-check builds.
 
 Kept: everything that decides how the model computes, head sizes and rotary settings among it, and a few layers of each
-kind. Shrunk: the number of layers and heads, widths, vocabulary, and windows, so that a dozen tokens go beyond them.
+kind. Shrunk: the numbers of layers, heads, experts and positions, widths, vocabulary, and windows, so that a dozen
+tokens go beyond them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,21 @@ LAYERS = 3  # at least, where the model has them
 MOST_LAYERS = 16
 ORIGINAL = 8  # positions that a rotary embedding was first made for
 EXPERT = 32  # width of an expert
+EXPERTS = 8  # of a layer, at least, where the model has them
+POSITIONS = 512  # of tables that have one row for each
+WIDTH = 512  # of the layers inside, at most
+LARGE_HEAD = 128  # from this head size on, there are fewer heads
 FLOOR = 4  # positions of a step by which attention is scaled
 _FLOOR = re.compile(r"^floor_scale$")
 _DENSE = re.compile(r"^first_k_dense_replace$")
 _WIDE = re.compile(r"intermediate|ffn|n_inner|mlp_dim|feed_forward|hidden_dim")
 _EXPERT = re.compile(r"(?=.*(moe|expert|shared))(?=.*(intermediate|ffn|hidden_dim|size))")
 _EXPERTS = re.compile(r"^(num_local_experts|num_experts|n_routed_experts|moe_num_experts)$")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
+_POSITIONS = re.compile(
+    r"^(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length|max_target_positions"
+    r"|num_position_embeddings|position_embedding_size)$"
+)
 _WINDOW = re.compile(r"^(?!.*layer).*(window|attention_chunk|chunk_length)")
 _NOT_A_WIDTH = re.compile(r"position|vocab|ctx|len|token|num_|_id|factor|head_dim|rank")
 _PERIOD = re.compile(r"pattern|interval|every|_step|freq|period|interleave")
@@ -45,15 +55,17 @@ def shrunk(config: Any, *, keep_windows: bool = False) -> dict[str, Any]:
         raise ValueError("the numbers of heads cannot be made smaller evenly")
     head_dim = int(attribute(config, "head_dim") or hidden // heads)
     small_kv = min(kv_heads, 2)
-    small_heads = small_kv * min(heads // kv_heads, 4)
+    small_heads = small_kv * min(heads // kv_heads, 4 if head_dim < LARGE_HEAD else 2)
     small_hidden = small_heads * head_dim
     if hidden != heads * head_dim:
         small_hidden = -(-hidden * small_heads // (heads * 32)) * 32
-    width = 2 * EXPERT if any(_EXPERTS.search(key) and value for key, value in values.items()) else 2 * small_hidden
+    has_experts = any(_EXPERTS.search(key) and value for key, value in values.items())
+    width = 2 * EXPERT if has_experts else min(2 * small_hidden, WIDTH)
     small = {
         key: value if keep_windows and _WINDOW.search(key) else _small(key, value, (hidden, small_hidden, width))
         for key, value in values.items()
     }
+    small.update(_small_tables(values))
     num_layers = int(config.num_hidden_layers)
     wanted = _layers(values, num_layers)
     for key, value in values.items():
@@ -86,6 +98,37 @@ def _small(key: str, value: Any, widths: tuple[int, int, int]) -> Any:
         if pattern.search(key):
             return min(value, limit)
     return small_hidden if value == hidden and not _NOT_A_WIDTH.search(key) else value
+
+
+def _small_tables(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of experts and of positions that are to be smaller.
+
+    Experts stay so many that each token's fit into the groups that are chosen. Positions stay where frequencies follow
+    from them, and experts where the configuration does not say how many a token has.
+    """
+    small: dict[str, Any] = {}
+    if not _grows(values.get("rope_parameters")):
+        small = {key: POSITIONS for key, value in values.items() if _POSITIONS.search(key) and _above(value, POSITIONS)}
+    chosen = [int(values[name]) for name in _CHOSEN if _above(values.get(name), 0)]
+    if chosen:
+        groups = int(values.get("n_group") or 1)
+        of_these = int(values.get("topk_group") or groups)
+        each = max(2, -(-max(chosen) // of_these), -(-max(EXPERTS, 2 * max(chosen)) // groups))
+        few = each * groups
+        small.update({key: few for key, value in values.items() if _EXPERTS.search(key) and _above(value, few)})
+    return small
+
+
+def _grows(rope: Any) -> bool:
+    """Whether frequencies grow with positions, for one kind of layer at least."""
+    if not isinstance(rope, dict):
+        return False
+    kinds = cast("dict[str, Any]", rope)
+    return kinds.get("rope_type") in GROWING_ROPES or any(_grows(kind) for kind in kinds.values())
+
+
+def _above(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > least
 
 
 def _small_rope(rope: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.errors import ModelError, UnsupportedModelError
+from headrace.engine.errors import ModelError, UnsupportedModelError, WeightsError
 from headrace.engine.load import load_engine
 from headrace.engine.types import EngineConfig
 from tests.support.checkpoints import Shape, checkpoint
@@ -121,6 +121,10 @@ NUMBERS += [
 ]
 NUMBERS += [("rms_norm_eps", 0), ("rope_theta", -1.0), ("rope_parameters", {"rope_type": "default", "rope_theta": 0})]
 NUMBERS += [("architectures", 5), ("architectures", {"a": 1}), ("eos_token_id", "x"), ("eos_token_id", [[1]])]
+NUMBERS += [("eos_token_id", value) for value in (-1, 10**30, True, [2, -5])]
+NUMBERS += [("num_local_experts", 400_000), ("num_experts", -1), ("n_routed_experts", True), ("moe_num_experts", "8")]
+NUMBERS += [("rope_parameters", {"full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": -2}})]
+NUMBERS += [("text_config", {"rope_scaling": {"factor": 0}})]
 
 
 @pytest.mark.parametrize(("name", "value"), NUMBERS, ids=lambda value: str(value)[:20])
@@ -135,6 +139,7 @@ def test_numbers_that_no_model_has(folder: Path, name: str, value: object) -> No
         ({"hidden_size": 1 << 19, "head_dim": 16}, r"embed_tokens\.weight is \[320, 64\] instead of \[320, 524288\]"),
         ({"num_hidden_layers": 4096, "intermediate_size": 1 << 21, "hidden_size": 1 << 14}, "Not enough memory"),
         ({"vocab_size": 1 << 23, "hidden_size": 1 << 18}, "Not enough memory"),
+        ({"num_hidden_layers": 4096, "num_experts": 4096}, "4096 in each of 4096 layers"),
         ({"hidden_act": {"a": 1}}, "hidden_act"),
         ({"rope_parameters": 3}, "rope_parameters"),
         ({"rope_parameters": {"rope_type": ["x"]}}, "Rotary scaling"),
@@ -209,6 +214,53 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_rows(folder: Path) -> None
 def test_a_tokenizer_that_is_damaged(folder: Path, change: dict[str, Any]) -> None:
     edit(folder / "tokenizer.json", **change)
     refused(folder, "tokenizer")
+
+
+@pytest.mark.parametrize("text", ["null", "[]", '{"model": null}', "{}", '{"version": "1.0", "added_tokens": []}'])
+def test_a_tokenizer_file_that_holds_no_tokenizer(folder: Path, text: str) -> None:
+    (folder / "tokenizer.json").write_text(text)
+    refused(folder, r"cannot be loaded: .*/tokenizer\.json (holds no JSON object|has no object under model)")
+
+
+@pytest.mark.parametrize("eos", [-1, 10**30, True, [1, True]])
+def test_ends_that_are_no_ids(folder: Path, eos: object) -> None:
+    edit(folder / "generation_config.json", eos_token_id=eos)
+    refused(folder, r"generation_config\.json says eos_token_id = .* it must be")
+
+
+def test_an_index_of_another_checkpoint(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"no.such.weight": "model.safetensors"}}))
+    assert isinstance(refused(folder, "lists no tensor that its files hold, but no.such.weight"), WeightsError)
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "model.safetensors"}}))
+    load_engine(folder, CONFIG)
+
+
+def test_further_chat_templates_are_bounded_and_files(folder: Path) -> None:
+    templates = folder / "additional_chat_templates"
+    templates.mkdir()
+    for name in "ab":
+        with (templates / f"{name}.jinja").open("wb") as file:
+            os.truncate(file.fileno(), 9 << 20)  # each alone would do
+    refused(folder, "additional_chat_templates has .* 16 MiB")
+    (templates / "a.jinja").unlink()
+    (templates / "b.jinja").unlink()
+    os.mkfifo(templates / "c.jinja")
+    refused(folder, r"additional_chat_templates/c\.jinja is no file")
+
+
+def test_further_chat_templates_tell_models_apart(folder: Path) -> None:
+    """As transformers has it: the one called default takes the place of the tokenizer's own."""
+    load = lambda: load_engine(folder, CONFIG)[1:]  # noqa: E731
+    _, plain = load()
+    templates = folder / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "default.jinja").write_text("HELLO")
+    tokenizer, one = load()
+    assert tokenizer.encode_chat([{"role": "user", "content": "x"}]) == tokenizer.encode("HELLO")
+    (templates / "default.jinja").write_text("HALLO")
+    _, other = load()
+    assert len({plain.fingerprint, one.fingerprint, other.fingerprint}) == 3
 
 
 def test_the_command_ends_with_one_line_and_no_traceback(folder: Path) -> None:
