@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ import torch
 
 from ..kernels.backend import Backend
 from .checkpoint import Progress
-from .errors import UnsupportedModelError
+from .errors import UnsupportedModelError, WeightsError
 from .memory import Footprint, block_bytes, score_bytes
 from .models.fallback import TransformersPasses, load_transformers_model
 from .models.self_check import refusal, self_check
 from .models.transformers_config import TransformersConfig
 from .passes import KvShape, Passes
 from .types import EngineConfig
+
+SPARE = 1 << 24  # parameters that a model may have besides those of its files, such as tables that it computes
 
 
 def plan_transformers(
@@ -35,6 +38,7 @@ def plan_transformers(
     kv = self_check(model, backend)
 
     def load(progress: Progress | None) -> Passes:
+        _check_size(model)
         made = load_transformers_model(model_dir, model, dtype, progress)
         try:
             passes = TransformersPasses(model, made, kv, backend)
@@ -48,6 +52,18 @@ def plan_transformers(
     )
     weights_bytes = model.num_parameters * dtype.itemsize
     return Footprint(weights_bytes, step_bytes, block_bytes(kv, config.block_size, kv_dtype)), load
+
+
+def _check_size(model: TransformersConfig) -> None:
+    """Raise WeightsError where a model would be far larger than its files: that is seen before it takes memory."""
+    with torch.device("meta"):
+        outline = model.model_class._from_config(copy.deepcopy(model.raw))
+    count = sum(part.numel() for part in (*outline.parameters(), *outline.buffers()))
+    if count > 2 * model.num_parameters + SPARE:
+        raise WeightsError(
+            f"The weights do not fit the configuration: its model has {count} parameters, and the files "
+            f"{model.num_parameters}; take the config.json that belongs to them."
+        )
 
 
 def _bytes_per_token(model: TransformersConfig, kv: KvShape) -> int:

@@ -150,14 +150,16 @@ def _check_experts(values: Mapping[str, Any], path: Path) -> None:
 
 
 def _sizes(name: str, value: object) -> list[object]:
-    if isinstance(value, list) and name in _PER_LAYER:
-        return cast("list[object]", value)
-    return [value]
+    return _items(value) if name in _PER_LAYER else [value]
+
+
+def _items(value: object) -> list[object]:
+    return cast("list[object]", value) if isinstance(value, list) else [value]
 
 
 def _check_eos(values: Mapping[str, Any], path: Path) -> None:
     eos: object = values.get("eos_token_id")
-    ids = cast("list[object]", eos) if isinstance(eos, list) else [eos]
+    ids = _items(eos)
     most = _MOST["vocab_size"]
     if eos is not None and not all(type(one) is int and 0 <= one < most for one in ids):
         raise ModelError(

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headrace.engine.errors import ModelError, UnsupportedModelError, WeightsError
-from headrace.engine.load import load_engine
+from headrace.engine.load import load_engine, load_runner, read_config
+from headrace.engine.models.shrink import shrunk
 from headrace.engine.types import EngineConfig
 from tests.support.checkpoints import Shape, checkpoint
+from tests.support.foreign_families import family_checkpoint, family_config
+from tests.support.torch_rig import backend
 
 CONFIG = EngineConfig(max_num_seqs=2, max_num_batched_tokens=16, num_kv_blocks=32, max_model_len=64)
 
@@ -261,6 +265,21 @@ def test_further_chat_templates_tell_models_apart(folder: Path) -> None:
     (templates / "default.jinja").write_text("HALLO")
     _, other = load()
     assert len({plain.fingerprint, one.fingerprint, other.fingerprint}) == 3
+
+
+def test_learned_positions_that_no_file_holds_take_no_memory(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(family_checkpoint("gpt2"), tmp_path / "model"))
+    edit(folder / "config.json", n_positions=3_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(WeightsError, match="do not fit the configuration: its model has"):
+        load_runner(folder, read_config(folder), CONFIG, torch.float32, backend("cpu"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_what_the_self_check_builds_is_small() -> None:
+    assert shrunk(family_config("gpt2", n_positions=3_000_000)[1])["n_positions"] == 512
+    groups = {"n_routed_experts": 4096, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 2}
+    assert shrunk(family_config("deepseek_v3", **groups)[1])["n_routed_experts"] == 32  # 8 of 2 groups of 4
 
 
 def test_the_command_ends_with_one_line_and_no_traceback(folder: Path) -> None:
