@@ -2,7 +2,11 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 
-.PHONY: setup demo test chaos bench lint format build clean
+# Whole models beside transformers, which take a minute or two: apart from the rest.
+MODELS := tests/engine/test_fallback.py tests/engine/test_published.py tests/engine/test_resume_families.py \
+	tests/e2e/test_resume_models.py tests/benchmarks/test_load_memory.py
+
+.PHONY: setup demo test models chaos bench lint format build clean
 
 setup:
 	@$(PYTHON) scripts/setup_env.py
@@ -12,8 +16,11 @@ demo: setup
 
 # The short run of the chaos suite comes by itself: how soon things happen is part of what it shows.
 test: setup
-	@$(RUN) -m pytest -q -n 3 --dist worksteal --ignore tests/chaos --budget-s 380
+	@$(RUN) -m pytest -q -n 3 --dist worksteal --ignore tests/chaos $(addprefix --ignore ,$(MODELS)) --budget-s 420
 	@$(RUN) -m pytest -q tests/chaos --budget-s 150
+
+models: setup
+	@$(RUN) -m pytest -q -n 2 --dist worksteal $(MODELS) --budget-s 300
 
 # Everything that can go wrong, for some minutes: kills, freezes, lost replies, restarts. SEED=N repeats a run.
 chaos: setup
