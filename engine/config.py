@@ -105,8 +105,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     _refuse_unsupported(raw)
     # transformers fills in bos and eos ids that the file never named; only what was written counts as an end
     values = {**filled_config(model_dir).to_dict(), "eos_token_id": raw.get("eos_token_id")}
-    generation = model_dir / "generation_config.json"
-    eos = eos_ids(values) | eos_ids(read_json(generation) if generation.is_file() else {})
+    eos = eos_ids(model_dir, values)
     return _model_config(str(raw["architectures"][0]), values, eos)
 
 
@@ -154,7 +153,13 @@ def filled_config(model_dir: Path) -> Any:
         raise ModelError(f"{model_dir / 'config.json'} does not describe a model: {said}") from error
 
 
-def eos_ids(values: Mapping[str, Any]) -> frozenset[int]:
+def eos_ids(model_dir: Path, values: Mapping[str, Any]) -> frozenset[int]:
+    """All ids under `eos_token_id` in a configuration's values and in the `generation_config.json` beside it."""
+    generation = model_dir / "generation_config.json"
+    return _eos_ids(values) | _eos_ids(read_json(generation) if generation.is_file() else {})
+
+
+def _eos_ids(values: Mapping[str, Any]) -> frozenset[int]:
     """All ids under `eos_token_id`: one, several or none."""
     eos = cast("int | list[int] | None", values.get("eos_token_id"))
     if eos is None:

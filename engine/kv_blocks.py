@@ -162,9 +162,7 @@ class KVBlocks:
 
     def let_go(self, sequence: Sequence) -> None:
         """Take back the blocks that no query of a sequence can reach any more; what is in flight is waited for."""
-        if not self.window:
-            return
-        ids, reached = sequence.block_ids, max(0, sequence.num_computed_tokens - self.window + 1) // self.block_size
+        ids, reached = sequence.block_ids, self._out_of_reach(sequence)
         first = reached
         while first > 0 and ids[first - 1] != LET_GO:
             first -= 1
@@ -207,12 +205,15 @@ class KVBlocks:
             raise RuntimeError(f"{name} has computed more than its blocks hold")
         if [entry.block_id for entry in sequence.chain] != sequence.block_ids[: len(sequence.chain)]:
             raise RuntimeError(f"{name} holds other blocks than the cache says")
-        reached = max(0, sequence.num_computed_tokens - self.window + 1) // self.block_size if self.window else 0
-        if LET_GO in sequence.block_ids[reached:]:
+        if LET_GO in sequence.block_ids[self._out_of_reach(sequence) :]:
             raise RuntimeError(f"{name} has let go of a block that it reads")
         full = sequence.num_computed_tokens // self.block_size
         if self.cache is not None and len(sequence.chain) != full:
             raise RuntimeError(f"{name} has {full} full blocks, {len(sequence.chain)} entered")
+
+    def _out_of_reach(self, sequence: Sequence) -> int:
+        """How many of the first blocks no query of a sequence sees any more."""
+        return max(0, sequence.num_computed_tokens - self.window + 1) // self.block_size if self.window else 0
 
     def _owns_shared(self, sequence: Sequence) -> bool:
         """Whether the shared last block is meanwhile this sequence's alone, and nobody can find it: no copy needed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,10 +55,7 @@ def plan_transformers(
 
 def _check_size(model: TransformersConfig) -> None:
     """Raise WeightsError where a model would be far larger than its files: that is seen before it takes memory."""
-    with torch.device("meta"):
-        outline = model.model_class._from_config(copy.deepcopy(model.raw))
-    count = sum(part.numel() for part in (*outline.parameters(), *outline.buffers()))
-    if count > 2 * model.num_parameters + SPARE:
+    if (count := model.num_built(model.raw)) > 2 * model.num_parameters + SPARE:
         raise WeightsError(
             f"The weights do not fit the configuration: its model has {count} parameters, and the files "
             f"{model.num_parameters}; take the config.json that belongs to them."

@@ -127,7 +127,8 @@ class Scheduler:
             self.running.turn_to_decode(sequence)
         if self.line.led and computed >= sequence.num_prompt_tokens and self.line.leads(sequence):
             self._fork(sequence)
-        self.blocks.let_go(sequence)
+        if self.blocks.window:
+            self.blocks.let_go(sequence)
 
     def retire(self, step: int) -> None:
         """End a step: nothing writes for it any more."""

@@ -10,6 +10,7 @@ knows may change the result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -112,19 +113,19 @@ def check_all_attend(num_called: int, num_layers: int) -> None:
         raise refused("layers", f"attention is called {num_called} times in {num_layers} layers")
 
 
-def register() -> None:
-    """Make `NAME` known to transformers. Does no harm when repeated."""
+def no_mask(*args: Any, **kwargs: Any) -> None:
+    """Build no mask: every row's keys follow from the step's paging and the layer's window."""
+    del args, kwargs
+
+
+def register(name: str = NAME, mask: Callable[..., torch.Tensor | None] = no_mask) -> None:
+    """Make `attend` known to transformers by a name, with what makes its masks. Does no harm when repeated."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     interfaces: tuple[Any, Any] = (AttentionInterface, AttentionMaskInterface)
-    interfaces[0].register(NAME, attend)
-    interfaces[1].register(NAME, no_mask)
-
-
-def no_mask(*args: Any, **kwargs: Any) -> None:
-    """Build no mask: every row's keys follow from the step's paging and the layer's window."""
-    del args, kwargs
+    interfaces[0].register(name, attend)
+    interfaces[1].register(name, mask)
 
 
 def attend(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..passes import KvShape
-from .attention_bridge import STEP, attend, check_all_attend, refused
+from .attention_bridge import STEP, check_all_attend, refused
 
 NAME = "headrace_probe"
 FARTHEST = 1 << 20  # positions at most that a mask is asked about
@@ -53,16 +53,6 @@ class Probe:
             raise refused("head_dim", f"its heads have {key.shape[-1]} values, an odd number")
         self.shapes.append((key.shape[1], key.shape[3]))
         return query[0].transpose(0, 1)
-
-
-def register() -> None:
-    """Make `NAME` known to transformers. Does no harm when repeated."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
-
-    interfaces: tuple[Any, Any] = (AttentionInterface, AttentionMaskInterface)
-    interfaces[0].register(NAME, attend)
-    interfaces[1].register(NAME, described_mask)
 
 
 def described_mask(

@@ -57,7 +57,7 @@ def self_check(config: TransformersConfig, backend: Backend) -> KvShape:
         UnsupportedModelError: it cannot be made small, refuses, or differs; the message says which.
     """
     register()
-    probe.register()
+    register(probe.NAME, probe.described_mask)
     try:
         return _checked(config, backend)
     except UnsupportedModelError as error:
@@ -106,9 +106,7 @@ def _checked(config: TransformersConfig, backend: Backend) -> KvShape:
 def _shape(config: TransformersConfig) -> KvShape:
     """Shape of the small model's cache, after a pass of it with the whole model's windows."""
     wide = type(config.raw)(**shrunk(config.raw, keep_windows=True))
-    with torch.device("meta"):
-        outline = config.model_class._from_config(copy.deepcopy(wide))
-    if (count := sum(part.numel() for part in (*outline.parameters(), *outline.buffers()))) > MOST_PARAMETERS:
+    if (count := config.num_built(wide)) > MOST_PARAMETERS:
         raise refused("self_check", f"a small copy of it would still have {count / 1e6:.0f} million parameters")
     with torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
         base, _ = base_and_head(config.model_class._from_config(wide, attn_implementation=probe.NAME).float().eval())

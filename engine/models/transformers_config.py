@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
+
+import torch
 
 from ..checkpoint import tensor_shapes
 from ..config import checked_dtype, eos_ids, filled_config, refuse_foreign
@@ -37,6 +40,12 @@ class TransformersConfig:
         """The longest text that can be asked for."""
         return self.max_position
 
+    def num_built(self, raw: Any) -> int:
+        """How many numbers the model of a configuration like `raw` has, tables included; takes no memory for them."""
+        with torch.device("meta"):
+            outline = self.model_class._from_config(copy.deepcopy(raw))
+        return sum(part.numel() for part in (*outline.parameters(), *outline.buffers()))
+
 
 def read_transformers_config(model_dir: Path) -> TransformersConfig:
     """Read `config.json` and `generation_config.json` of a checkpoint for transformers' own model.
@@ -48,8 +57,7 @@ def read_transformers_config(model_dir: Path) -> TransformersConfig:
     raw = read_json(model_dir / "config.json")
     refuse_foreign(raw)
     filled = filled_config(model_dir)
-    generation = model_dir / "generation_config.json"
-    eos = eos_ids(raw) | eos_ids(read_json(generation) if generation.is_file() else {})
+    eos = eos_ids(model_dir, raw)
     architectures = cast("list[object]", raw.get("architectures") or ["none"])
     made = transformers_config(str(architectures[0]), filled, eos)
     return replace(made, num_parameters=sum(map(math.prod, tensor_shapes(model_dir).values())))
