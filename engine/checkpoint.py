@@ -214,6 +214,11 @@ def _read_into(file: BinaryIO, target: torch.Tensor) -> None:
         memory = memory[count:]
 
 
+def is_spare(name: str, *, tied: bool) -> bool:
+    """Whether a tensor follows from the rest, although some exporters write it; `tied`: the output matrix does, too."""
+    return name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+
+
 def some(names: list[str] | tuple[str, ...] | Iterator[str]) -> str:
     """The first few of a list of names, and how many more there are."""
     listed = list(names)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..kernels.matrix import Matrix, new_matrix
-from .checkpoint import Progress, open_checkpoint, some
+from .checkpoint import Progress, is_spare, open_checkpoint, some
 from .config import ModelConfig
 from .errors import WeightsError
 
@@ -221,7 +221,8 @@ def _check(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     _, views = allocate(config, torch.float32, torch.device("meta"))
     expected = {name: tuple(view.shape) for name, view in views.items()}
     missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected and not _is_spare(name, config)]
+    tied = config.tie_word_embeddings
+    unexpected = [name for name in found if name not in expected and not is_spare(name, tied=tied)]
     wrong = [name for name in expected if name in found and found[name] != expected[name]]
     complaints: list[str] = []
     if missing:
@@ -234,8 +235,3 @@ def _check(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     if complaints:
         names = tuple(missing + unexpected + wrong)
         raise WeightsError(f"The weights do not fit the configuration; {'; '.join(complaints)}.", names)
-
-
-def _is_spare(name: str, config: ModelConfig) -> bool:
-    """Tensors that some exporters write although they follow from the rest."""
-    return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")

@@ -26,13 +26,11 @@ from ...kernels.embedding import Asked, Scores
 from ...kernels.forward import Begin, Computed, Finish, Inputs
 from ...kernels.linear import row_multiple
 from ...kernels.matrix import Matrix
-from ..checkpoint import Progress, some, weight_files
+from ..checkpoint import Progress, is_spare, some, weight_files
 from ..errors import WeightsError
 from ..passes import KvShape
 from .attention_bridge import NAME, STEP, PagedStep, refused, register
 from .transformers_config import TransformersConfig
-
-_SPARE = (".rotary_emb.inv_freq",)  # tensors that some exporters write although they follow from the rest
 
 
 class _Output:
@@ -217,11 +215,7 @@ def _check_loaded(said: dict[str, Any], config: TransformersConfig) -> None:
     """Raise WeightsError for what did not fit, as transformers says after loading."""
     tied = bool(getattr(config.raw, "tie_word_embeddings", False))
     missing = sorted(map(str, said["missing_keys"]))
-    unexpected = [
-        name
-        for name in sorted(map(str, said["unexpected_keys"]))
-        if not name.endswith(_SPARE) and not (tied and name == "lm_head.weight")
-    ]
+    unexpected = [name for name in sorted(map(str, said["unexpected_keys"])) if not is_spare(name, tied=tied)]
     wrong = {str(name): (list(found), list(asked)) for name, found, asked in said["mismatched_keys"]}
     shapes = [f"{name} is {found} instead of {asked}" for name, (found, asked) in sorted(wrong.items())]
     errors = [str(error) for error in said.get("error_msgs") or ()]
