@@ -6,7 +6,6 @@ keep the size of what goes through them, so that layers do not blow rounding up.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,12 +57,11 @@ SHAPES = {
 
 @cache
 def cache_root() -> Path:
-    """A folder for this test session's checkpoints; pytest's own, if it runs."""
+    """A folder for this process's checkpoints."""
     import tempfile
 
-    base = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    root = Path(tempfile.gettempdir()) / f"headrace-checkpoints-{base}"
-    root.mkdir(exist_ok=True)
+    # one for each process: others would see half-written files, and lose theirs to the first that ends
+    root = Path(tempfile.mkdtemp(prefix="headrace-checkpoints-"))
     import atexit
     import shutil
 
