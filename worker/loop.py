@@ -177,6 +177,8 @@ class Loop:
         self._inbox.groups_missing = True
 
     def _collect(self, batch: Batch, *, first: bool) -> None:
+        if not self._drain.is_on and not self._outbox.is_blocked:
+            self._beginner.begin_new()
         self._outbox.collect(batch, first=first)
         if first and self._inbox.groups_missing:
             self._inbox.collect_groups(batch)
