@@ -34,6 +34,7 @@ BF16_FROM_PARAMETERS = (
     64_000_000  # below, float32 costs little on a CPU and every result can be compared to the last bit
 )
 _NEVER = {"auto_map", "quantization_config", "is_encoder_decoder", "dtype"}  # refused by whatever runs the model
+GIB = float(1 << 30)
 logger = logging.getLogger(__name__)
 
 
@@ -133,6 +134,12 @@ def _native(
     """What our own decoder takes, and what loads it."""
     shape_only, _ = allocate(model, dtype, torch.device("meta"))
     weights_bytes = shape_only.num_bytes + backend.screen_bytes(model.vocab_size, model.hidden_size)
+    if model.mxfp4:
+        logger.info(
+            "Weights in 4 bits (mxfp4) are brought to %s as they are read: all weights take %.2f GiB",
+            str(dtype).removeprefix("torch."),
+            shape_only.num_bytes / GIB,
+        )
 
     def load(progress: Progress | None) -> Passes:
         weights = load_weights(model_dir, model, dtype, torch.device("cpu"), progress)
@@ -167,10 +174,13 @@ def resolve_dtype(name: str, model: ModelConfig | TransformersConfig, fast_bf16:
     """Give the type of weights and activations for a setting.
 
     "auto" on a CPU is float32, except for bfloat16 checkpoints of more than 64 million parameters where the CPU
-    multiplies bfloat16 natively (`fast_bf16`). float16 checkpoints are widened: a CPU does not compute in float16.
+    multiplies bfloat16 natively (`fast_bf16`), and for those with weights in 4 bits. float16 checkpoints are widened: a
+    CPU does not compute in float16.
     """
     if name != "auto":
         return _dtype(name, "dtype")
+    if isinstance(model, ModelConfig) and model.mxfp4:
+        return torch.bfloat16
     if isinstance(model, ModelConfig):
         weights, _ = allocate(model, torch.bfloat16, torch.device("meta"))
         num_parameters = weights.num_bytes // torch.bfloat16.itemsize

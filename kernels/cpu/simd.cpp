@@ -176,6 +176,13 @@ inline vf gelu(vf x) {
 }
 template <int32_t WHICH> inline vf activated(vf x) { return WHICH == GELU ? gelu(x) : silu(x); }
 
+// gated.py's `clamped_mul`
+inline vf clamped(vf gate, vf up, float alpha, float limit) {
+  const vf most = splat(limit), one = splat(1.f), low = gate > most ? most : gate;  // NaN stays NaN
+  const vf near = up > most ? most : up < -most ? -most : up;
+  return low / (one + exp(-alpha * low)) * (near + one);
+}
+
 // cap · tanh(x / cap)
 inline vf capped(vf x, float cap) { return cap * (1.f - 2.f / (exp(x * (2.f / cap)) + 1.f)); }
 
