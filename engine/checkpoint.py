@@ -6,7 +6,7 @@ Pickles are refused: opening one runs whatever code is in it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from .safetensors_header import HeaderError, StoredTensor, read_header
 from .tensor_copy import BUFFER_BYTES, DTYPES, PACKED, Place, Source, copy, copy_groups, copy_transposed
 
 INDEX = "model.safetensors.index.json"
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"  # which may be one and the same
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 NAMES_SHOWN = 6  # of the tensors that an error lists
 
@@ -195,7 +196,14 @@ def _check_types(tensors: list[StoredTensor], known: tuple[str, ...]) -> None:
 
 def is_spare(name: str, *, tied: bool) -> bool:
     """Whether a tensor follows from the rest, although some exporters write it; `tied`: the output matrix does, too."""
-    return name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+    return name.endswith(".rotary_emb.inv_freq") or (tied and name == OUTPUT)
+
+
+def hint(missing: Collection[str], *, tied: bool) -> str:
+    """A sentence on what to do about tensors that are missing; empty where there is nothing to say."""
+    if tied or {EMBEDDING, OUTPUT}.isdisjoint(missing):
+        return ""
+    return " If the embedding is the output matrix as well, set tie_word_embeddings to true in config.json."
 
 
 def some(names: list[str] | tuple[str, ...] | Iterator[str]) -> str:

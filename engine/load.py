@@ -11,7 +11,7 @@ import torch
 
 from ..kernels.backend import MATRIX_UNITS, Backend, open_backend
 from ..kernels.cpu.build import cpu_features
-from .checkpoint import Progress, tensor_shapes
+from .checkpoint import EMBEDDING, OUTPUT, Progress, tensor_shapes
 from .config import ModelConfig, read_model_config
 from .engine import Engine
 from .errors import ModelError, UnsupportedModelError
@@ -84,7 +84,7 @@ def read_config(model_dir: Path) -> ModelConfig | TransformersConfig:
         logger.info("%s runs through transformers' own code: %s", other.architecture, error)
         return other
     logger.info("%s runs natively", model.architecture)
-    if model.tie_word_embeddings and "lm_head.weight" in tensor_shapes(model_dir):
+    if model.tie_word_embeddings and tensor_shapes(model_dir).keys() >= {EMBEDDING, OUTPUT}:
         return replace(model, tie_word_embeddings=False)  # it may differ from the embedding, and then it counts
     return model
 

@@ -6,7 +6,7 @@ Pickles are refused: opening one runs whatever code is in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..kernels.matrix import Matrix
-from .checkpoint import Progress, is_spare, open_checkpoint, some
+from .checkpoint import EMBEDDING, OUTPUT, Progress, hint, is_spare, open_checkpoint, some
 from .config import ModelConfig
 from .errors import WeightsError
 from .expert_weights import expert_weights
@@ -99,12 +99,12 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> t
     On the "meta" device this costs nothing and tells names, shapes and sizes.
     """
     new = NewWeights(dtype, device)
-    embedding = new.matrix(config.hidden_size, **{"model.embed_tokens.weight": config.vocab_size})
+    embedding = new.matrix(config.hidden_size, **{EMBEDDING: config.vocab_size})
     layers = tuple(_allocate_layer(config, f"model.layers.{i}.", new) for i in range(config.num_layers))
     final_norm = new.float_vector("model.norm.weight", config.hidden_size)
     output = embedding
     if not config.tie_word_embeddings:
-        output = new.matrix(config.hidden_size, **{"lm_head.weight": config.vocab_size})
+        output = new.matrix(config.hidden_size, **{OUTPUT: config.vocab_size})
     return DecoderWeights(embedding, layers, final_norm, output), new.places
 
 
@@ -178,8 +178,9 @@ def load_weights(
         WeightsError: tensors are missing, unexpected, of another shape or type, or a file is damaged.
     """
     with open_checkpoint(model_dir) as checkpoint:
-        _check(config, checkpoint.shapes)
-        weights, places = allocate(config, dtype, device)
+        found = checkpoint.shapes
+        _check(config, found)
+        weights, places = _allocated(config, dtype, device, found)
         checkpoint.fill(places, progress)
     if config.family.norm_offset:
         for name, place in places.items():
@@ -188,9 +189,19 @@ def load_weights(
     return weights
 
 
+def _allocated(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, found: Collection[str]
+) -> tuple[DecoderWeights, dict[str, Place]]:
+    """`allocate` for a checkpoint with these tensors: of two that are tied it may have either."""
+    weights, places = allocate(config, dtype, device)
+    if config.tie_word_embeddings and EMBEDDING not in found and OUTPUT in found:
+        places[OUTPUT] = places.pop(EMBEDDING)
+    return weights, places
+
+
 def _check(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     """Compare a checkpoint's tensors with what the configuration asks for."""
-    _, places = allocate(config, torch.float32, torch.device("meta"))
+    _, places = _allocated(config, torch.float32, torch.device("meta"), found)
     expected = {name: place.shape for name, place in places.items()}
     expected |= {place.scales: place.shape[:-1] for place in places.values() if place.scales}
     missing = [name for name in expected if name not in found]
@@ -207,4 +218,5 @@ def _check(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
         complaints.append(f"of another shape: {some(shapes)}")
     if complaints:
         names = tuple(missing + unexpected + wrong)
-        raise WeightsError(f"The weights do not fit the configuration; {'; '.join(complaints)}.", names)
+        said = f"The weights do not fit the configuration; {'; '.join(complaints)}.{hint(missing, tied=tied)}"
+        raise WeightsError(said, names)
