@@ -223,5 +223,5 @@ def _check_loaded(said: dict[str, Any], config: TransformersConfig) -> None:
     complaints = [f"{what}: {some(names)}" for what, names in parts if names]
     if complaints:
         names = (*missing, *unexpected, *sorted(wrong))
-        said = f"The weights do not fit the configuration; {'; '.join(complaints)}.{hint(missing, tied=tied)}"
-        raise WeightsError(said, names)
+        message = f"The weights do not fit the configuration; {'; '.join(complaints)}.{hint(missing, tied=tied)}"
+        raise WeightsError(message, names)
