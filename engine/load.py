@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ..kernels.backend import MATRIX_UNITS, Backend, open_backend
+from ..kernels.backend import MATRIX_UNITS, Backend, open_backend, open_library
 from ..kernels.cpu.build import cpu_features
+from ..kernels.cpu.library import CpuLibrary
 from .checkpoint import EMBEDDING, OUTPUT, Progress, tensor_shapes
 from .config import ModelConfig, read_model_config
 from .engine import Engine
@@ -33,6 +34,7 @@ KV_DTYPES = {**DTYPES, "int8": torch.int8}
 BF16_FROM_PARAMETERS = (
     64_000_000  # below, float32 costs little on a CPU and every result can be compared to the last bit
 )
+_WIDE_REGISTERS = {"avx2", "asimd"}  # as x86 and Arm CPUs name them
 _NEVER = {"auto_map", "quantization_config", "is_encoder_decoder", "dtype"}  # refused by whatever runs the model
 GIB = float(1 << 30)
 logger = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ def load_engine(
     check_folder(model_dir)
     model_config = read_config(model_dir)
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, model_config, bf16_is_fast())
+    dtype = resolve_dtype(config.dtype, model_config, bf16_is_fast(own_products=isinstance(model_config, ModelConfig)))
     longest = config.max_model_len or model_config.max_position
     choices = model_config.choices(longest) if isinstance(model_config, ModelConfig) else ""
     info = ModelInfo(name=str(model), fingerprint=fingerprint(model_dir, dtype, choices))
@@ -173,9 +175,9 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: str, model: ModelConfig | TransformersConfig, fast_bf16: bool) -> torch.dtype:
     """Give the type of weights and activations for a setting.
 
-    "auto" on a CPU is float32, except for bfloat16 checkpoints of more than 64 million parameters where the CPU
-    multiplies bfloat16 natively (`fast_bf16`), and for those with weights in 4 bits. float16 checkpoints are widened: a
-    CPU does not compute in float16.
+    "auto" on a CPU is float32, except for bfloat16 checkpoints of more than 64 million parameters where products of
+    bfloat16 are as fast (`fast_bf16`), and for those with weights in 4 bits. float16 checkpoints are widened: a CPU
+    does not compute in float16.
     """
     if name != "auto":
         return _dtype(name, "dtype")
@@ -195,9 +197,16 @@ def resolve_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return dtype if name == "auto" else _dtype(name, "kv_cache_dtype", KV_DTYPES)
 
 
-def bf16_is_fast() -> bool:
-    """Whether the CPU has instructions for bfloat16 products."""
-    return not (MATRIX_UNITS | {"avx512_bf16"}).isdisjoint(cpu_features().split())
+def bf16_is_fast(*, own_products: bool) -> bool:
+    """Whether products of bfloat16 are no slower than those of float32, which take twice the memory.
+
+    That is so where the CPU has instructions for them. Without these, torch's are slow, but not our own
+    (`own_products`), if they can be compiled: they widen values in registers.
+    """
+    features = set(cpu_features().split())
+    if not (MATRIX_UNITS | {"avx512_bf16"}).isdisjoint(features):
+        return True
+    return own_products and not _WIDE_REGISTERS.isdisjoint(features) and isinstance(open_library(), CpuLibrary)
 
 
 def _dtype(name: str, setting: str, known: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:

@@ -76,6 +76,7 @@ class Held:
     channel: Channel | None = None
     answer: Answer | None = None
     dead: ErrorInfo | None = None  # the acknowledgement copies the job to the dead-letter stream
+    is_new: bool = False  # delivered for the first time, to this worker
     released: bool = False  # `released` is written: hand back once it is in
     deadline_ms: int | None = None  # server's clock
     flush_at_s: float = 0.0  # monotonic time before which what is held back of its tokens stays so

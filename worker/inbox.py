@@ -121,10 +121,11 @@ class Inbox:
             ref = JobRef(stream, entry_id.decode())
             if ref not in self._context.memory:
                 self._context.counters.taken += 1
-                self._hold(ref, pairs, sent_s)
+                self._hold(ref, pairs, sent_s, is_new=True)
 
-    def _hold(self, ref: JobRef, pairs: list[bytes] | None, sent_s: float) -> None:
+    def _hold(self, ref: JobRef, pairs: list[bytes] | None, sent_s: float, *, is_new: bool = False) -> None:
         held = new_held(ref, pairs)
+        held.is_new = is_new
         self._context.memory.add(held, sent_s)
         self._on_held(held)
 
@@ -198,13 +199,14 @@ class Inbox:
         self._next_sweep_s = now_s + self._context.settings.block_s
         self._abandoned = []
         self.swept_empty = True
-        batch.add((b"TIME",), self._sweep_begun)
+        batch.add((b"TIME",), partial(self._sweep_begun, now_s))
         for stream in self._streams:
             command = (b"XPENDING", stream, GROUP, b"IDLE", lease_ms, b"-", b"+", _PENDING_PER_READ)
             batch.add(command, partial(self._swept, stream))
         batch.add((b"TIME",), partial(self._sweep_ended, now_s))
 
-    def _sweep_begun(self, outcome: Any) -> None:
+    def _sweep_begun(self, sent_s: float, outcome: Any) -> None:
+        self._context.clock.set(outcome, sent_s)
         self._sweep_begun_at = None if isinstance(outcome, Failed) else server_s(outcome)
 
     def _sweep_ended(self, sent_s: float, outcome: Any) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import sys
 from dataclasses import dataclass, fields
 from typing import Protocol
 
 import structlog
+
+_TO_QUOTE = re.compile(r'[\s"=\\\x00-\x1f\x7f]')
 
 
 class Log(Protocol):
@@ -54,6 +58,24 @@ class Counters:
         return {each.name: int(getattr(self, each.name)) for each in fields(self)}
 
 
+def render(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
+    """One line of `key=value` pairs, the last step of structlog's; quoted as JSON where a value could end early.
+
+    structlog's own takes ten times as long, and there are two lines a request.
+    """
+    first = {key: event.pop(key, None) for key in ("timestamp", "level", "event")}
+    return " ".join([f"{key}={_shown(value)}" for key, value in (*first.items(), *event.items())])
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if _TO_QUOTE.search(text) else text
+
+
 def make_log() -> Log:
     """A logger that writes one line of `key=value` pairs per event to standard error, on a terminal in colour.
 
@@ -67,7 +89,7 @@ def make_log() -> Log:
     if sys.stderr.isatty():
         processors.append(structlog.dev.ConsoleRenderer())
     else:
-        processors.append(structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]))
+        processors.append(render)
     logger: Log = structlog.wrap_logger(
         structlog.PrintLogger(sys.stderr),
         processors=processors,

@@ -1,7 +1,8 @@
 """The step loop: one thread that publishes, takes, plans and steps, turn after turn.
 
     turn:  follow signals ─ lease news ─ prepared ─ launch ─ publish the step before ─ round trips ─ watch ─ land
-                                                    idle:  publish ─ round trips ─ wait
+                                       a short step:  launch ─ publish ─ send ─ land ─ take replies ─ watch
+                                               idle:  publish ─ round trips ─ wait
 
 While the engine computes a step, what the one before gave is published: everything for the server goes into one
 pipeline. After it there are round trips only for entries that are being begun, so that a new request does not wait for
@@ -39,6 +40,7 @@ _MOST_ROUNDS = 8
 _SHORT_WAIT_S = 0.01
 _STATS_EVERY_S = 0.2
 _MOST_ENGINE_ERRORS = 3  # in a row
+_SHORT_STEP_S = 0.002  # so long, about, as the replies of a turn take to come and be handled
 _BEGINNING = (Stage.READ, Stage.ASK, Stage.START)
 _COMING = (*BEFORE_START, Stage.START, Stage.PREPARE)  # to the engine
 
@@ -77,6 +79,7 @@ class Loop:
         self._num_engine_errors = 0
         self._stats_s = 0.0
         self._output: StepOutput | None = None  # not published yet
+        self._step_s = 0.0  # how long the last one took, from launch to landing
 
     def run(self) -> bool:
         """Work until asked to stop, or, in a burst, until nothing is left. False: the engine failed."""
@@ -208,14 +211,25 @@ class Loop:
 
     def _step(self) -> None:
         """Have a step computed, and meanwhile publish the one before."""
+        launched_s = time.monotonic()
         launched = self._engine_does(self._engine.launch)
         self._publish()
-        self._finish(self._send())
+        batch = self._send()
+        # A short step is over when the replies are in: this thread helps with it rather than wait for them.
+        if is_short := self._step_s < _SHORT_STEP_S:
+            self._land(launched, launched_s)
+        self._finish(batch)
         if self._context.memory.num_at(*_BEGINNING):
             self._exchange(first=False)
         self._running.watch()
+        if not is_short:
+            self._land(launched, launched_s)
+
+    def _land(self, launched: bool | None, launched_s: float) -> None:
+        """Help with the step that was launched until it is done. None: the launch failed."""
         if launched:
             self._output = self._engine_does(self._engine.land)
+            self._step_s = time.monotonic() - launched_s
             if self._output is not None:
                 self._num_engine_errors = 0
                 self._context.leases.progress()

@@ -17,10 +17,11 @@ namespace {
 constexpr int TILE = 2 * LANES, CHUNK = 2 * LANES;  // positions taken together; dimensions of a value taken together
 #define ALWAYS_INLINE __attribute__((always_inline)) inline  // or a call in the midst of it would spill all sums
 constexpr float NONE = -std::numeric_limits<float>::infinity();
+constexpr int BLOCK_ROWS = 6;
 #if defined(__AVX512F__)
-constexpr int BLOCK_ROWS = 6;  // 24 sums, a chunk or two of a value and a weight fill the 32 registers
+constexpr int KEY_VECTORS = 2, VALUE_VECTORS = 4;  // taken together: sums, these and a weight fill the 32 registers
 #else
-constexpr int BLOCK_ROWS = 3;
+constexpr int KEY_VECTORS = 1, VALUE_VECTORS = 1;  // in two registers each, of 16
 #endif
 
 // Where the two vectors of positions of a tile lie, for one KV head. A vector that nobody sees lies where the other does.
@@ -40,35 +41,45 @@ struct Sizes {
 // weights, lane by lane; the largest score.
 inline int64_t state_stride(int64_t width) { return width + 2 * LANES; }
 
-template <typename T> inline void load_chunk(const T* p, int64_t left, vf* to) {
-  to[0] = load_upto(p, left);
-  to[1] = left > LANES ? load_upto(p + LANES, left - LANES) : vf{};
-}
-
 inline vf even(vu pairs) { return (vf)(pairs << 16); }
 inline vf odd(vu pairs) { return (vf)(pairs & 0xffff0000u); }
 
-// Even dimensions in the first vector, odd ones in the second: half the work of widening in order.
-inline void load_chunk(const uint16_t* p, int64_t left, vf* to) {
-  vu pairs{};
-  if (left >= CHUNK) {
-    std::memcpy(&pairs, p, sizeof pairs);
-  } else {
+inline vu load_pairs(const uint16_t* p) { return load_wide((const uint32_t*)p); }
+inline vu load_pairs(const uint16_t* p, int64_t num_values) {
 #if defined(__AVX512BW__)
-    pairs = (vu)_mm512_maskz_loadu_epi16((1u << left) - 1, p);
+  return (vu)_mm512_maskz_loadu_epi16((1u << num_values) - 1, p);
 #else
-    std::memcpy(&pairs, p, left * sizeof *p);
+  uint16_t values[CHUNK] = {};
+  std::memcpy(values, p, num_values * sizeof *p);
+  return load_pairs(values);
 #endif
+}
+
+// N vectors of a value, of which `left` dimensions are there: one of a chunk, which ODD tells, or whole chunks. In bfloat16
+// a chunk is its even dimensions, then its odd ones: half the work of widening in order.
+template <int N, bool ODD, typename T> inline void load_value(const T* p, int64_t left, vf* to) {
+  if constexpr (N == 1 && ODD) {
+    to[0] = left > LANES ? load_upto(p + LANES, left - LANES) : vf{};
+  } else {
+    to[0] = load_upto(p, left);
+    if constexpr (N > 1) to[1] = left > LANES ? load_upto(p + LANES, left - LANES) : vf{};
+    if constexpr (N > 2) load_value<N - 2, false>(p + CHUNK, left - CHUNK, to + 2);
   }
-  to[0] = even(pairs);
-  to[1] = odd(pairs);
+}
+template <int N, bool ODD> inline void load_value(const uint16_t* p, int64_t left, vf* to) {
+  const vu pairs = left >= CHUNK ? load_pairs(p) : load_pairs(p, left);
+  if constexpr (N == 1) {
+    to[0] = ODD ? odd(pairs) : even(pairs);
+  } else {
+    to[0] = even(pairs), to[1] = odd(pairs);
+    if constexpr (N > 2) load_value<N - 2, false>(p + CHUNK, left - CHUNK, to + 2);
+  }
 }
 
 template <typename T> inline void in_order(const T*, vf&, vf&) {}
 inline void in_order(const uint16_t*, vf& a, vf& b) {
-  const vf low = (vf)__builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  b = (vf)__builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-  a = low;
+  const Two<vf> both = interleaved(a, b);
+  a = both.first, b = both.second;
 }
 
 // How keys of a type meet queries of a type. Float32 keys and int8 ones, one dimension at a time:
@@ -86,8 +97,7 @@ struct WidenedKeys {
   typedef float Query;
   struct Keys { vf even, odd; };
   static Keys load_keys(const uint16_t* p) {
-    vu pairs;
-    std::memcpy(&pairs, p, sizeof pairs);
+    const vu pairs = load_pairs(p);
     return {even(pairs), odd(pairs)};
   }
   static vf add(const float* query, const Keys& keys, vf sum) {
@@ -117,36 +127,42 @@ template <typename T> inline void prefetch(const T* p) {
   asm volatile("");  // or GCC may take the calling function for one without effect, and drop it
 }
 
-// sum[r][v] = query r · the keys of vector v. On the way, asks for the keys of the tile after this one.
-template <typename Kind, int R>
+// sum[r][v] = query r · the keys of vector v, for N vectors from FIRST on. On the way, asks for those of the tile after this one.
+template <typename Kind, int R, int FIRST, int N>
 ALWAYS_INLINE void scores(const Sizes& s, const typename Kind::Query* query, const Tile<typename Kind::Value>& tile,
                           const Tile<typename Kind::Value>& ahead, vf (*sum)[2]) {
   typedef typename Kind::Value T;
   constexpr int together = KvCache<T>::TOGETHER, line = 64 / (LANES * together * int(sizeof(T)));  // dimensions that fill one
-  for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = vf{};
-  if constexpr (KvCache<T>::SCALED)
-    for (int v = 0; v < 2; v++) prefetch(ahead.key_scales[v]), prefetch(ahead.value_scales[v]);
-  const T *first = tile.keys[0], *second = tile.keys[1], *ahead_first = ahead.keys[0], *ahead_second = ahead.keys[1];
+  const T *keys[N], *next[N];
+  for (int v = 0; v < N; v++) keys[v] = tile.keys[FIRST + v], next[v] = ahead.keys[FIRST + v];
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < N; v++) sum[r][FIRST + v] = vf{};
   for (int64_t d = 0; d < s.head_dim; d += together) {
-    const auto a = Kind::load_keys(first), b = Kind::load_keys(second);
-    if (line == 1 || d % line == 0) {
-      prefetch(ahead_first);
-      prefetch(ahead_second);
-    }
+    typename Kind::Keys k[N];
+    for (int v = 0; v < N; v++) k[v] = Kind::load_keys(keys[v]);
+    if (line == 1 || d % line == 0)
+      for (int v = 0; v < N; v++) prefetch(next[v]);
     for (int r = 0; r < R; r++) {
       const auto* at = query + r * s.query_stride + d;
-      sum[r][0] = Kind::add(at, a, sum[r][0]);
-      sum[r][1] = Kind::add(at, b, sum[r][1]);
+      for (int v = 0; v < N; v++) sum[r][FIRST + v] = Kind::add(at, k[v], sum[r][FIRST + v]);
     }
-    first += tile.key_stride, second += tile.key_stride;
-    ahead_first += tile.key_stride, ahead_second += tile.key_stride;
+    for (int v = 0; v < N; v++) keys[v] += tile.key_stride, next[v] += tile.key_stride;
   }
+}
+
+template <typename Kind, int R>
+ALWAYS_INLINE void scores(const Sizes& s, const typename Kind::Query* query, const Tile<typename Kind::Value>& tile,
+                          const Tile<typename Kind::Value>& ahead, vf (*sum)[2]) {
+  if constexpr (KvCache<typename Kind::Value>::SCALED)
+    for (int v = 0; v < 2; v++) prefetch(ahead.key_scales[v]), prefetch(ahead.value_scales[v]);
+  scores<Kind, R, 0, KEY_VECTORS>(s, query, tile, ahead, sum);
+  if constexpr (KEY_VECTORS == 1) scores<Kind, R, 1, 1>(s, query, tile, ahead, sum);
 }
 
 // e^x for x up to 0, as `exp` gives it but with fewer steps; NaN stays NaN.
 ALWAYS_INLINE vf exp_below_zero(vf x) {
   const vf lowest = splat(-87.3f), big = splat(12582912.f);
-  const vf clamped = lowest > x ? lowest : x;
+  const vf clamped = select(x < lowest, lowest, x);
   const vf shifted = fma(clamped, splat(1.44269504088896341f), big), n = shifted - big;
   const vf r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), clamped));
   vf y = fma(splat(1.9875691500e-4f), r, splat(1.3981999507e-3f));
@@ -156,14 +172,13 @@ ALWAYS_INLINE vf exp_below_zero(vf x) {
   y = fma(y, r, splat(5.0000001201e-1f));
   y = fma(y, r * r, r) + 1.f;
   const vf power = (vf)(((vi)shifted << 23) + (127 << 23));  // the lowest bits of `shifted` are n
-  return x < lowest ? vf{} : y * power;
+  return select(x < lowest, vf{}, y * power);
 }
 
 // A row's scores as they count: scaled, capped, and without the positions outside [from, to). `start` is the tile's first.
 template <typename T>
 ALWAYS_INLINE void mask(const Sizes& s, const Tile<T>& tile, int32_t start, int32_t from, int32_t to, vf* score) {
-  vi lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
+  const vi lane = lanes();
   for (int v = 0; v < 2; v++) {
     vf factor = splat(s.scale);
     if constexpr (KvCache<T>::SCALED) factor *= load((const float*)tile.key_scales[v]);
@@ -171,28 +186,30 @@ ALWAYS_INLINE void mask(const Sizes& s, const Tile<T>& tile, int32_t start, int3
     if (s.soft_cap > 0) x = capped(x, s.soft_cap);
     const vi position = lane + (start + v * LANES);
     const bool all = from <= start && to >= start + TILE;
-    score[v] = all ? x : ((position >= from) & (position < to)) ? x : splat(NONE);
+    score[v] = all ? x : select((position >= from) & (position < to), x, splat(NONE));
   }
 }
 
-// total[r][d] = old[r] · total[r][d] + Σ weight[r][j] · v[j][d] over positions [first, last) of the tile, for C chunks.
-template <typename T, int R, int C>
+// total[r][d] = old[r] · total[r][d] + Σ weight[r][j] · v[j][d] over positions [first, last) of the tile, for N vectors of
+// values: see `load_value`. d is a multiple of a chunk.
+template <typename T, int R, int N, bool ODD>
 ALWAYS_INLINE void accumulate(const Sizes& s, const float (*weight)[TILE], const float* old, float* total, int64_t d,
                               const Tile<T>& tile, const Tile<T>& ahead, int first, int last) {
-  vf sum[R][2 * C];
+  vf sum[R][N];
+  total += d + (ODD ? LANES : 0);
   for (int r = 0; r < R; r++)
-    for (int c = 0; c < 2 * C; c++) sum[r][c] = load(total + r * state_stride(s.width) + c * LANES) * old[r];
+    for (int n = 0; n < N; n++) sum[r][n] = load(total + r * state_stride(s.width) + n * LANES) * old[r];
   for (int half = 0; half < 2; half++)
     for (int j = std::max(first - half * LANES, 0); j < std::min(last - half * LANES, LANES); j++) {
       const T *value = tile.values[half] + j * s.head_dim + d, *next = ahead.values[half] + j * s.head_dim + d;
-      vf x[2 * C];
-      for (int c = 0; c < C; c++) load_chunk(value + c * CHUNK, s.head_dim - d - c * CHUNK, x + 2 * c);
-      for (int i = 0; i < C * CHUNK * int(sizeof(T)); i += 64) prefetch((const char*)next + i);
+      vf x[N];
+      load_value<N, ODD>(value, s.head_dim - d, x);
+      for (int i = 0; i < N * LANES * int(sizeof(T)); i += 64) prefetch((const char*)next + i);
       for (int r = 0; r < R; r++)
-        for (int c = 0; c < 2 * C; c++) sum[r][c] = fma(splat(weight[r][half * LANES + j]), x[c], sum[r][c]);
+        for (int n = 0; n < N; n++) sum[r][n] = fma(splat(weight[r][half * LANES + j]), x[n], sum[r][n]);
     }
   for (int r = 0; r < R; r++)
-    for (int c = 0; c < 2 * C; c++) store(total + r * state_stride(s.width) + c * LANES, sum[r][c]);
+    for (int n = 0; n < N; n++) store(total + r * state_stride(s.width) + n * LANES, sum[r][n]);
 }
 
 // One tile for R rows, of which each sees at least one of its positions; row r sees positions [from[r], to[r]).
@@ -229,10 +246,16 @@ __attribute__((noinline)) void tile_rows(const Sizes& s, const typename Kind::Qu
   }
   first = std::max(first, 0), last = std::min(last, TILE);
   for (int64_t d = 0; d < s.width;) {
-    const bool two = s.width - d >= 2 * CHUNK;
-    if (two) accumulate<T, R, 2>(s, weight, old, state + d, d, tile, ahead, first, last);
-    else accumulate<T, R, 1>(s, weight, old, state + d, d, tile, ahead, first, last);
-    d += two ? 2 * CHUNK : CHUNK;
+    if constexpr (VALUE_VECTORS == 1) {
+      accumulate<T, R, 1, false>(s, weight, old, state, d, tile, ahead, first, last);
+      accumulate<T, R, 1, true>(s, weight, old, state, d, tile, ahead, first, last);
+      d += CHUNK;
+    } else {
+      const bool two = s.width - d >= 2 * CHUNK;
+      if (two) accumulate<T, R, 4, false>(s, weight, old, state, d, tile, ahead, first, last);
+      else accumulate<T, R, 2, false>(s, weight, old, state, d, tile, ahead, first, last);
+      d += two ? 2 * CHUNK : CHUNK;
+    }
   }
 }
 

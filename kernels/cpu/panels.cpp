@@ -10,10 +10,13 @@
 
 namespace {
 
+// Rows of a block, and vectors of a panel's outputs that such rows meet at once: sums, weights and a value of x fill the
+// registers, and there are sums enough that a product need not wait for the one before it.
+constexpr int BLOCK_ROWS = 6;
 #if defined(__AVX512F__)
-constexpr int BLOCK_ROWS = 6, COLUMNS = PANEL / LANES;  // 24 sums, 4 weights and a value of x fill the 32 registers
+template <int R> constexpr int COLUMNS = PANEL / LANES;
 #else
-constexpr int BLOCK_ROWS = 4, COLUMNS = 1;
+template <int R> constexpr int COLUMNS = R == 1 ? 4 : R == 2 ? 2 : 1;
 #endif
 constexpr int64_t MOST_ROWS = 96, LEAST_ROWS = 24;  // of a share: enough to be worth a panel's way to this core
 constexpr int PACED_ROWS = 4, AHEAD = 32;  // with few rows memory sets the pace: it is asked some steps beforehand
@@ -42,6 +45,7 @@ class Ahead {
 inline vf weights(const float* p) { return load(p); }
 inline vf multiply_add(const float* x, vf w, vf sum) { return fma(splat(*x), w, sum); }
 #if defined(__AVX512BF16__)
+template <typename T> using Operand = T;  // what x is when it meets weights of T
 inline __m512bh weights(const uint16_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
 inline vf multiply_add(const uint16_t* x, __m512bh w, vf sum) {
   int32_t pair;
@@ -49,20 +53,24 @@ inline vf multiply_add(const uint16_t* x, __m512bh w, vf sum) {
   return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), w);
 }
 #else
-struct Pair { vf even, odd; };
-inline Pair weights(const uint16_t* p) {
-  vu u;
-  std::memcpy(&u, p, sizeof u);
-  return {(vf)(u << 16), (vf)(u & 0xffff0000u)};
+template <typename T> using Operand = float;
+struct Widened { vf even, odd; };
+inline Widened weights(const uint16_t* p) {
+  const vu pairs = load_wide((const uint32_t*)p);
+  return {(vf)(pairs << 16), (vf)(pairs & 0xffff0000u)};
 }
-inline vf multiply_add(const uint16_t* x, const Pair& w, vf sum) {
-  return fma(splat(from_bf16(x[1])), w.odd, fma(splat(from_bf16(x[0])), w.even, sum));
+inline vf multiply_add(const float* x, const Widened& w, vf sum) {
+  return fma(splat(x[1]), w.odd, fma(splat(x[0]), w.even, sum));
+}
+inline vf multiply_add(const uint16_t* x, const Widened& w, vf sum) {
+  const float pair[2] = {from_bf16(x[0]), from_bf16(x[1])};
+  return multiply_add(pair, w, sum);
 }
 #endif
 
 // tile[r][c] = x[r] · output c, for R rows and C vectors of a panel's outputs; or added to what is there.
 template <int R, int C, typename T>
-void multiply(const T* const* x, const T* panel, int64_t inputs, float* tile, bool adds, Ahead& asks) {
+void multiply(const Operand<T>* const* x, const T* panel, int64_t inputs, float* tile, bool adds, Ahead& asks) {
   constexpr int together = TOGETHER<T>;
   Ahead ahead = asks;
   vf sum[R][C] = {};
@@ -79,7 +87,7 @@ void multiply(const T* const* x, const T* panel, int64_t inputs, float* tile, bo
   }
   if (k < inputs)  // the last of an odd number of inputs in pairs
     for (int r = 0; r < R; r++) {
-      const T pair[2] = {x[r][k], 0};
+      const Operand<T> pair[2] = {x[r][k], 0};
       for (int c = 0; c < C; c++) sum[r][c] = multiply_add(pair, weights(panel + c * LANES * together), sum[r][c]);
     }
   for (int r = 0; r < R; r++)
@@ -103,22 +111,23 @@ void multiply_apart(const T* x, const T* const* at, int64_t inputs, vf* sums) {
 }
 
 template <int R, typename T>
-void multiply_panel(const T* const* x, const T* panel, int64_t inputs, float* tile, bool adds, Ahead& ahead) {
-  for (int c = 0; c < PANEL / LANES; c += COLUMNS)
-    multiply<R, COLUMNS>(x, panel + c * LANES * TOGETHER<T>, inputs, tile + c * LANES, adds, ahead);
+void multiply_panel(const Operand<T>* const* x, const T* panel, int64_t inputs, float* tile, bool adds, Ahead& ahead) {
+  constexpr int C = COLUMNS<R>;
+  for (int c = 0; c < PANEL / LANES; c += C)
+    multiply<R, C, T>(x, panel + c * LANES * TOGETHER<T>, inputs, tile + c * LANES, adds, ahead);
 }
 
 // The products of up to BLOCK_ROWS rows with one panel, or with some inputs of it.
 template <typename T>
-void block(const T* const* x, int rows, const T* panel, int64_t inputs, float* tile, bool adds, Ahead& ahead) {
-  if (rows == 1) return multiply_panel<1>(x, panel, inputs, tile, adds, ahead);
-  if (rows == 2) return multiply_panel<2>(x, panel, inputs, tile, adds, ahead);
-  if (rows == 3) return multiply_panel<3>(x, panel, inputs, tile, adds, ahead);
-  if constexpr (BLOCK_ROWS > 4) {
-    if (rows == 5) return multiply_panel<5>(x, panel, inputs, tile, adds, ahead);
-    if (rows == 6) return multiply_panel<6>(x, panel, inputs, tile, adds, ahead);
+void block(const Operand<T>* const* x, int rows, const T* panel, int64_t inputs, float* tile, bool adds, Ahead& ahead) {
+  switch (rows) {
+    case 1: return multiply_panel<1, T>(x, panel, inputs, tile, adds, ahead);
+    case 2: return multiply_panel<2, T>(x, panel, inputs, tile, adds, ahead);
+    case 3: return multiply_panel<3, T>(x, panel, inputs, tile, adds, ahead);
+    case 4: return multiply_panel<4, T>(x, panel, inputs, tile, adds, ahead);
+    case 5: return multiply_panel<5, T>(x, panel, inputs, tile, adds, ahead);
+    default: return multiply_panel<6, T>(x, panel, inputs, tile, adds, ahead);
   }
-  multiply_panel<4>(x, panel, inputs, tile, adds, ahead);
 }
 
 // visit(first row, number of rows) for blocks of rows of about equal size.
@@ -161,6 +170,28 @@ const T* panel_or_null(const Matrix& m, int64_t number) {
   return number < divided_up(m.outputs, PANEL) ? panel_of<T>(m, number) : nullptr;
 }
 
+constexpr int64_t WIDENED_INPUTS = 512;  // a multiple of LANES: the rows of a block stay in the first cache
+
+inline const float* widen(const uint16_t* x, int64_t inputs, float* to) {
+  for (int64_t k = 0; k < inputs; k += LANES) store(to + k, load_upto(x + k, inputs - k));
+  return to;
+}
+
+// The same as `block`, for x as it is in memory.
+template <typename T, typename X>
+void multiply_block(X x, int rows, const T* panel, int64_t inputs, float* tile, bool adds, Ahead& ahead) {
+  if constexpr (std::is_same_v<T, Operand<T>>) {
+    const T* at[BLOCK_ROWS];
+    for (int r = 0; r < rows; r++) at[r] = x(r);
+    block<T>(at, rows, panel, inputs, tile, adds, ahead);
+  } else {
+    float widened[BLOCK_ROWS][WIDENED_INPUTS];
+    const float* at[BLOCK_ROWS];
+    for (int r = 0; r < rows; r++) at[r] = widen(x(r), inputs, widened[r]);
+    block<T>(at, rows, panel, inputs, tile, adds, ahead);
+  }
+}
+
 // sums[r][o] = x(r) · output o of a panel. Memory is asked for `next` meanwhile, the panel that probably follows on this
 // thread, or null; with few rows, which wait for the memory anyway, for what is still to be read of this one.
 template <typename T, typename X>
@@ -169,11 +200,12 @@ void multiply_rows(X x, int64_t rows, const T* panel, int64_t inputs, float* sum
   const int64_t blocks = divided_up(rows, BLOCK_ROWS);
   Ahead ahead = rows <= PACED_ROWS ? Ahead(panel + AHEAD * PANEL * TOGETHER<T>, num_bytes, steps)
                 : next             ? Ahead(next, num_bytes, steps * blocks) : Ahead();
-  each_block(rows, BLOCK_ROWS, [&](int64_t first, int64_t count) {
-    const T* at[BLOCK_ROWS];
-    for (int64_t r = 0; r < count; r++) at[r] = x(first + r);
-    block(at, count, panel, inputs, sums + first * PANEL, false, ahead);
-  });
+  const int64_t part = std::is_same_v<T, Operand<T>> ? inputs : WIDENED_INPUTS;
+  for (int64_t from = 0; from < inputs; from += part)
+    each_block(rows, BLOCK_ROWS, [&](int64_t first, int64_t count) {
+      const auto at = [&](int64_t r) { return x(first + r) + from; };
+      multiply_block(at, count, panel + from * PANEL, std::min(part, inputs - from), sums + first * PANEL, from > 0, ahead);
+    });
 }
 
 }  // namespace

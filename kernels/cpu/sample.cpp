@@ -14,24 +14,15 @@ namespace {
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 constexpr int SPREAD = 64;  // one counter serves four tokens, LANES apart
 
-typedef uint64_t wide __attribute__((vector_size(128)));
-
 struct Words { vu w[4]; };
-
-inline void multiply(vu a, uint32_t m, vu& high, vu& low) {
-  const wide product = __builtin_convertvector(a, wide) * uint64_t(m);
-  low = a * m;
-  high = __builtin_convertvector(product >> 32, vu);
-}
 
 // philox4x32-10 of 16 counters (place, position, choice, 0) under one key.
 inline Words philox(uint64_t seed, vu place, uint32_t position, uint32_t choice) {
   vu c0 = place, c1 = vu{} + position, c2 = vu{} + choice, c3{};
   uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
   for (int round = 0; round < 10; round++) {
-    vu high0, low0, high1, low1;
-    multiply(c0, 0xD2511F53u, high0, low0);
-    multiply(c2, 0xCD9E8D57u, high1, low1);
+    const vu high0 = high_product(c0, 0xD2511F53u), low0 = c0 * 0xD2511F53u;
+    const vu high1 = high_product(c2, 0xCD9E8D57u), low1 = c2 * 0xCD9E8D57u;
     c0 = high1 ^ c1 ^ k0;
     c2 = high0 ^ c3 ^ k1;
     c1 = low1;
@@ -43,17 +34,15 @@ inline Words philox(uint64_t seed, vu place, uint32_t position, uint32_t choice)
 }
 
 inline Words group_words(uint64_t seed, uint32_t group, uint32_t position, uint32_t choice) {
-  vu lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
-  return philox(seed, lane + group * LANES, position, choice);
+  return philox(seed, (vu)lanes() + group * LANES, position, choice);
 }
 
 // Gumbel noise: -ln E for E = -ln(1 - u) with u = (word + ½) / 2³². Small u, which decide races, keep all their bits; u stays
 // below 1, so the noise is finite.
 inline vf gumbel(vu word) {
-  const vf u = min((__builtin_convertvector(word, vf) + 0.5f) * 0x1p-32f, splat(0x1.fffffep-1f));
+  const vf u = min((converted<vf>(word) + 0.5f) * 0x1p-32f, splat(0x1.fffffep-1f));
   const vf series = u * (1.f + u * (0.5f + u * 0.33333334f));
-  const vf e = u < 0x1p-10f ? series : -log(1.f - u);
+  const vf e = select(u < 0x1p-10f, series, -log(1.f - u));
   return -log(e);
 }
 
@@ -90,30 +79,16 @@ struct Cut { float score = NONE; int32_t id = std::numeric_limits<int32_t>::max(
 
 inline double weight_of(const Row& row, float score, float top) { return std::exp(double((score - top) / row.temperature)); }
 
-vi lanes() {
-  vi lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
-  return lane;
-}
-inline bool any(vi mask) {
-#if defined(__AVX512F__)
-  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
-#else
-  for (int i = LANES / 2; i > 0; i /= 2)
-    for (int j = 0; j < i; j++) mask[j] |= mask[j + i];
-  return mask[0];
-#endif
-}
-
 // visit(first id, scores, how many of them there are) for every LANES tokens; what is not there scores NONE.
 template <typename Visit>
 void each_vector(const Row& row, Visit visit) {
   int64_t i = 0;
   for (; i + LANES <= row.vocab; i += LANES) visit(i, load(row.scores + i));
   if (i == row.vocab) return;
-  vf rest = splat(NONE);
-  std::memcpy(&rest, row.scores + i, (row.vocab - i) * sizeof(float));
-  visit(i, rest);
+  float rest[LANES];
+  store(rest, splat(NONE));
+  std::copy(row.scores + i, row.scores + row.vocab, rest);
+  visit(i, load(rest));
 }
 
 // The tokens with from <= score <= to that the cut keeps.
@@ -229,13 +204,17 @@ int64_t race(const Row& row, float top, const Cut& cut) {
     const Words words = group_words(row.seed, uint32_t(first / SPREAD), row.position, row.choice);
     for (int k = 0; k < 4; k++) {
       const vi id = lane + int32_t(first + k * LANES);
-      if (row.min_p > 0 && any(kept[k] & (scores[k] < sure)))
+      if (row.min_p > 0 && any(kept[k] & (scores[k] < sure))) {
+        int32_t keeps[LANES];
+        std::memcpy(keeps, &kept[k], sizeof keeps);
         for (int i = 0; i < LANES; i++)
-          if (kept[k][i] && weight_of(row, scores[k][i], top) < row.min_p) kept[k][i] = 0;
+          if (keeps[i] && weight_of(row, scores[k][i], top) < row.min_p) keeps[i] = 0;
+        std::memcpy(&kept[k], keeps, sizeof keeps);
+      }
       const vf score = (scores[k] - top) / row.temperature + gumbel(words.w[k]);
       const vi wins = (score > best) & kept[k];
-      best = wins ? score : best;
-      best_id = wins ? id : best_id;
+      best = select(wins, score, best);
+      best_id = select(wins, id, best_id);
     }
   }
   int winner = 0;

@@ -23,8 +23,8 @@ class Seen {
     zeros += score * 0.f;
     score += absent;
     const vi wins = score > best;
-    best = wins ? score : best;
-    id = wins ? ids : id;
+    best = select(wins, score, best);
+    id = select(wins, ids, id);
   }
 };
 
@@ -33,8 +33,7 @@ typedef std::vector<int64_t> Numbers;  // of rows among those of a call
 template <typename T>
 void score_all(Member& member, const Scores& s, const Numbers& numbers, Seen* seen) {
   const Matrix& m = s.matrix;
-  vi lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
+  const vi lane = lanes();
   each_share(member, divided_up(m.outputs, PANEL), numbers.size(), [&](int64_t panel, int64_t first, int64_t count) {
     float sums[MOST_ROWS * PANEL];
     const auto x = [&](int64_t r) { return (const T*)s.x + s.rows[numbers[first + r]] * m.inputs; };
@@ -44,7 +43,7 @@ void score_all(Member& member, const Scores& s, const Numbers& numbers, Seen* se
       const float* row = sums + r * PANEL;
       for (int64_t o = 0; o < width; o += LANES) {
         const vi ids = lane + int32_t(begin + o);
-        const vf absent = ids < int32_t(m.outputs) ? vf{} : splat(-INFINITE);
+        const vf absent = select(ids < int32_t(m.outputs), vf{}, splat(-INFINITE));
         seen[numbers[first + r]].add(load(row + o), ids, absent);
       }
       const int64_t kept = numbers[first + r] - s.num_best;

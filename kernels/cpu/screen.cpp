@@ -127,7 +127,7 @@ void count_block(const Row* rows, const Values* p, int number, const uint8_t* pa
   }
 }
 
-inline vf whole(const int32_t* p) { vi v; std::memcpy(&v, p, sizeof v); return __builtin_convertvector(v, vf); }
+inline vf whole(const int32_t* p) { vi v; std::memcpy(&v, p, sizeof v); return converted<vf>(v); }
 
 // Whether a vector of a panel has anything for a row. With the panel's largest bound, so it is never denied wrongly.
 inline bool has_any(const int32_t* tile, const Facts& facts, vf bound, float least) {

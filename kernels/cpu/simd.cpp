@@ -1,66 +1,19 @@
-// Sixteen floats at a time, with the same bits on every x86 and Arm machine that has fused multiply-add.
-// Included by the kernels; not a translation unit by itself.
+// What the kernels compute with sixteen floats at a time: the same bits on every x86 and Arm machine that has fused
+// multiply-add. Included by the kernels; not a translation unit by itself.
 //
 // Results must not depend on how many rows share a call, so nothing here is left to the compiler's reassociation or to a
 // scalar remainder loop: short vectors are loaded padded, sums have one fixed order, products are fused where `fma` says so.
 #pragma once
-#include <cstdint>
-#include <cstring>
-#if defined(__AVX512F__) || defined(__FMA__)
-#include <immintrin.h>
-#endif
+#include "vectors.h"
 
 namespace {
 
-constexpr int LANES = 16;
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-
-inline vf splat(float x) { return x - vf{}; }
-inline vi splat(int32_t x) { return x - vi{}; }
-
-inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
-inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
-#if defined(__AVX512F__)
-inline vf load_part(const float* p, int n) { return (vf)_mm512_maskz_loadu_ps((1u << n) - 1, p); }
-inline void store_part(float* p, vf v, int n) { _mm512_mask_storeu_ps(p, (1u << n) - 1, (__m512)v); }
-#else
-inline vf load_part(const float* p, int n) { vf v{}; std::memcpy(&v, p, n * sizeof(float)); return v; }
-inline void store_part(float* p, vf v, int n) { std::memcpy(p, &v, n * sizeof(float)); }
-#endif
-
-inline vf fma(vf a, vf b, vf c) {
-#if defined(__AVX512F__)
-  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  vf r;
-  for (int i = 0; i < LANES; i += 8)
-    _mm256_storeu_ps((float*)&r + i, _mm256_fmadd_ps(_mm256_loadu_ps((float*)&a + i), _mm256_loadu_ps((float*)&b + i),
-                                                     _mm256_loadu_ps((float*)&c + i)));
-  return r;
-#elif defined(__ARM_FEATURE_FMA)
-  vf r;
-  for (int i = 0; i < LANES; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return r;
-#else
-  return a * b + c;
-#endif
-}
-
-inline vf max(vf a, vf b) { return a > b ? a : b; }
-inline vf min(vf a, vf b) { return a < b ? a : b; }
+inline vf max(vf a, vf b) { return select(a > b, a, b); }
+inline vf min(vf a, vf b) { return select(a < b, a, b); }
 
 // Sum and maximum over the lanes: halves are folded onto each other.
-template <typename Fold> inline float folded(vf v, Fold fold) {
-  v = fold(v, (vf)__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = fold(v, (vf)__builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  v = fold(v, (vf)__builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-  v = fold(v, (vf)__builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-  return v[0];
-}
-inline float sum(vf v) { return folded(v, [](vf a, vf b) { return a + b; }); }
-inline float max(vf v) { return folded(v, [](vf a, vf b) { return max(a, b); }); }
+inline float sum(vf v) { return folded(v, [](auto a, auto b) { return a + b; }); }
+inline float max(vf v) { return folded(v, [](auto a, auto b) { return select(a > b, a, b); }); }
 
 // bfloat16 is the upper half of a float32. Rounds to nearest, ties to even; NaN stays NaN.
 inline float from_bf16(uint16_t x) { uint32_t u = uint32_t(x) << 16; float f; std::memcpy(&f, &u, 4); return f; }
@@ -68,53 +21,23 @@ inline uint16_t to_bf16(float f) {
   uint32_t u; std::memcpy(&u, &f, 4);
   return f != f ? uint16_t(0x7fc0) : uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
-typedef uint16_t vh __attribute__((vector_size(32)));
-inline vf load(const uint16_t* p) {
-  vh h; std::memcpy(&h, p, sizeof h);
-#if defined(__AVX512F__)  // one instruction, which the compiler does not find by itself
-  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
-#else
-  return (vf)(__builtin_convertvector(h, vu) << 16);
-#endif
-}
+inline vf load(const uint16_t* p) { return (vf)(load_wide(p) << 16); }
 inline void store(uint16_t* p, vf v) {
-  vu u = (vu)v;
-  vu r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  r = v == v ? r : vu{} + 0x7fc0;
-#if defined(__AVX512F__)
-  const vh h = (vh)_mm512_cvtepi32_epi16((__m512i)r);
-#else
-  const vh h = __builtin_convertvector(r, vh);
-#endif
-  std::memcpy(p, &h, sizeof h);
+  const vu u = (vu)v, r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  store_narrow(p, select(v == v, r, all_of<vu>(0x7fc0u)));
 }
 inline vf load_part(const uint16_t* p, int n) { uint16_t t[LANES] = {}; std::memcpy(t, p, n * 2); return load(t); }
 inline void store_part(uint16_t* p, vf v, int n) { uint16_t t[LANES]; store(t, v); std::memcpy(p, t, n * 2); }
 
-typedef int8_t vb __attribute__((vector_size(16)));
-inline vf widened(vb b) {
-#if defined(__AVX512F__)
-  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
-#else
-  return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
-#endif
-}
-inline vf load(const int8_t* p) { vb b; std::memcpy(&b, p, sizeof b); return widened(b); }
+inline vf load(const int8_t* p) { return converted<vf>(load_wide(p)); }
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-inline vf load_part(const int8_t* p, int n) { return widened((vb)_mm_maskz_loadu_epi8((1u << n) - 1, p)); }
-#else
-inline vf load_part(const int8_t* p, int n) { vb b{}; std::memcpy(&b, p, n); return widened(b); }
-#endif
-
-inline void store(int8_t* p, vf v) {  // of whole numbers
-  const vi whole = __builtin_convertvector(v, vi);
-#if defined(__AVX512F__)
-  const vb b = (vb)_mm512_cvtepi32_epi8((__m512i)whole);
-#else
-  const vb b = __builtin_convertvector(whole, vb);
-#endif
-  std::memcpy(p, &b, sizeof b);
+inline vf load_part(const int8_t* p, int n) {
+  return converted<vf>((vi)_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8((1u << n) - 1, p)));
 }
+#else
+inline vf load_part(const int8_t* p, int n) { int8_t t[LANES] = {}; std::memcpy(t, p, n); return load(t); }
+#endif
+inline void store(int8_t* p, vf v) { store_narrow(p, converted<vi>(v)); }  // of whole numbers
 inline void store_part(int8_t* p, vf v, int n) { int8_t t[LANES]; store(t, v); std::memcpy(p, t, n); }
 
 template <typename T> inline vf load_upto(const T* p, int64_t left) { return left >= LANES ? load(p) : load_part(p, left); }
@@ -136,8 +59,8 @@ inline vf exp(vf x) {
   y = fma(y, r, splat(1.6666665459e-1f));
   y = fma(y, r, splat(5.0000001201e-1f));
   y = fma(y, r * r, r) + 1.f;
-  const vf power = (vf)((__builtin_convertvector(n, vi) + 127) << 23);
-  return x < -87.3f ? vf{} : x == x ? y * power : x;
+  const vf power = (vf)((converted<vi>(n) + 127) << 23);
+  return select(x < -87.3f, vf{}, select(x == x, y * power, x));
 }
 
 // ln x for positive normal x, within 2 units in the last place. Method: Cephes' logf.
@@ -146,7 +69,7 @@ inline vf log(vf x) {
   vf m = (vf)(((vi)x & 0x007fffff) | 0x3f000000);  // in [0.5, 1)
   const vi small = m < 0.707106781186547524f;
   e = e + small;  // true is -1
-  m = small ? m + m - 1.f : m - 1.f;
+  m = select(small, m + m - 1.f, m - 1.f);
   const vf z = m * m;
   vf y = splat(7.0376836292e-2f);
   y = fma(y, m, splat(-1.1514610310e-1f));
@@ -157,7 +80,7 @@ inline vf log(vf x) {
   y = fma(y, m, splat(2.0000714765e-1f));
   y = fma(y, m, splat(-2.4999993993e-1f));
   y = fma(y, m, splat(3.3333331174e-1f));
-  const vf f = __builtin_convertvector(e, vf);
+  const vf f = converted<vf>(e);
   y = fma(f, splat(-2.12194440e-4f), y * m * z);
   y = fma(z, splat(-0.5f), y);
   return fma(f, splat(0.693359375f), m + y);
@@ -178,9 +101,9 @@ template <int32_t WHICH> inline vf activated(vf x) { return WHICH == GELU ? gelu
 
 // gated.py's `clamped_mul`
 inline vf clamped(vf gate, vf up, float alpha, float limit) {
-  const vf most = splat(limit), one = splat(1.f), low = gate > most ? most : gate;  // NaN stays NaN
-  const vf near = up > most ? most : up < -most ? -most : up;
-  return low / (one + exp(-alpha * low)) * (near + one);
+  const vf most = splat(limit), low = select(gate > most, most, gate);  // NaN stays NaN
+  const vf near = select(up > most, most, select(up < -most, -most, up));
+  return low / (1.f + exp(-alpha * low)) * (near + 1.f);
 }
 
 // cap · tanh(x / cap)

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[bytes, ...]] = {
 def test_one_reply_lost(proxy_to: Callable[..., Proxy], rig: Rig, case: str, before: bool) -> None:
     proxy = proxy_to(rig.server)
     loss = proxy.lose_reply(*CASES[case], before=before)
-    rig.add("my-1", JOB)
+    rig.submit("my-1", JOB)  # which has a stream to read, unlike a bare job that is new
     worker = rig.worker(url=proxy.url, lease_s=60.0, step_time_s=0.002)
     rig.wait_done("my-1", timeout_s=4)
     rig.wait_empty(timeout_s=4)

@@ -75,14 +75,15 @@ def test_a_job_whose_lease_has_run_out_is_not_begun(proxy_to: Callable[..., Prox
     link = worker.service.links.leases
     ensure, link.ensure = link.ensure, lambda: False  # type: ignore[method-assign]
     loss = proxy.lose_reply(b"XRANGE", b"{my-1}:out", before=True)
-    rig.add("my-1", JOB)
+    rig.submit("my-1", JOB)
+    queued = rig.raw("my-1")
     assert loss.happened.wait(5)
     proxy.refuse()
     time.sleep(0.7)
     proxy.accept()
     wait_until(lambda: worker.counters.reconnects == 1)
     time.sleep(0.3)
-    assert rig.raw("my-1") == []
+    assert rig.raw("my-1") == queued
     link.ensure = ensure  # type: ignore[method-assign]
     rig.wait_done("my-1")
 
