@@ -1,13 +1,12 @@
 """The safetensors files of a checkpoint: found, checked by their headers, and copied into tensors.
 
-Pickles are refused: opening one runs whatever code is in it. Files are read through a small buffer instead of being
-mapped: pages of a mapped file count as the process's memory until they are let go.
+Pickles are refused: opening one runs whatever code is in it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,12 @@ import torch
 from .errors import UnsupportedModelError, WeightsError
 from .json_file import MOST_INDEX_BYTES, is_file, read_json
 from .safetensors_header import HeaderError, StoredTensor, read_header
+from .tensor_copy import BUFFER_BYTES, DTYPES, PACKED, Place, Source, copy, copy_groups, copy_transposed
 
 INDEX = "model.safetensors.index.json"
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"  # which may be one and the same
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 NAMES_SHOWN = 6  # of the tensors that an error lists
-BUFFER_BYTES = 8 << 20
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # what weights may be stored in
 
 Progress = Callable[[int, int], None]  # (bytes of weights read, bytes in all)
 
@@ -114,24 +113,33 @@ class Checkpoint:
         """The shape of every tensor."""
         return {tensor.name: tensor.shape for shard in self._shards for tensor in shard.tensors}
 
-    def fill(self, views: Mapping[str, torch.Tensor], progress: Progress | None = None) -> None:
-        """Copy the tensors that `views` names into them, each of the stored shape; the type is converted.
+    def fill(self, places: Mapping[str, Place], progress: Progress | None = None) -> None:
+        """Copy the tensors that `places` names to where they are to lie, each of the stored shape; types are converted.
 
         progress  called with (bytes read, bytes in all) after each tensor
 
         Raises:
             WeightsError: a tensor is of a type that no weights have, or a file ends before its header says.
         """
-        wanted = [(shard, t) for shard in self._shards for t in shard.tensors if t.name in views]
-        _check_types([tensor for _, tensor in wanted])
-        done, total = 0, sum(tensor.num_bytes for _, tensor in wanted)
+        stored = {t.name: Source(shard.path, shard.file, t) for shard in self._shards for t in shard.tensors}
+        wanted = [source for name, source in stored.items() if name in places]
+        parts = [[source, *_scales(places[source.tensor.name], stored)] for source in wanted]
+        _check_types([source.tensor for part in parts if len(part) == 1 for source in part], tuple(DTYPES))
+        _check_types([source.tensor for part in parts if len(part) > 1 for source in part], (PACKED,))
+        done, total = 0, sum(source.tensor.num_bytes for part in parts for source in part)
         buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8)
-        for shard, tensor in wanted:
+        for source, *scales in parts:
+            place = places[source.tensor.name]
             try:
-                _copy(shard.file, tensor, views[tensor.name], buffer)
+                if scales:
+                    copy_groups(source, scales[0], place.view)
+                elif place.transposed:
+                    copy_transposed(source, place.view)
+                else:
+                    copy(source, place.view, buffer)
             except OSError as error:
-                raise WeightsError(f"{shard.path} cannot be read: {error}", (shard.path.name,)) from error
-            done += tensor.num_bytes
+                raise WeightsError(f"{source.path} cannot be read: {error}", (source.path.name,)) from error
+            done += sum(each.tensor.num_bytes for each in (source, *scales))
             if progress is not None:
                 progress(done, total)
 
@@ -171,52 +179,31 @@ def _open_shard(path: Path, files: ExitStack) -> _Shard:
         raise WeightsError(f"{path} is no readable safetensors file: {error}.", (path.name,)) from error
 
 
-def _check_types(tensors: list[StoredTensor]) -> None:
-    """Raise WeightsError for weights in a type that only quantised ones have."""
-    wrong = [tensor for tensor in tensors if tensor.dtype not in DTYPES]
+def _scales(place: Place, stored: Mapping[str, Source]) -> list[Source]:
+    return [stored[place.scales]] if place.scales else []
+
+
+def _check_types(tensors: list[StoredTensor], known: tuple[str, ...]) -> None:
+    """Raise WeightsError for weights in a type that such ones never have."""
+    wrong = [tensor for tensor in tensors if tensor.dtype not in known]
     if wrong:
         described = some(f"{tensor.name} is {tensor.dtype}" for tensor in wrong)
+        more = "" if known == (PACKED,) else " Quantised weights are not supported."
         raise WeightsError(
-            f"Weights must be of type {', '.join(DTYPES)}; {described}. Quantised weights are not supported.",
-            tuple(tensor.name for tensor in wrong),
+            f"Weights must be of type {', '.join(known)}; {described}.{more}", tuple(tensor.name for tensor in wrong)
         )
-
-
-def _copy(file: BinaryIO, tensor: StoredTensor, target: torch.Tensor, buffer: torch.Tensor) -> None:
-    """Copy one tensor, by way of `buffer` unless its bytes can go straight to their place."""
-    if target.numel() == 0:
-        return
-    file.seek(tensor.begin)
-    dtype = DTYPES[tensor.dtype]
-    in_one_piece = target.is_contiguous()
-    if in_one_piece and target.dtype == dtype and target.device.type == "cpu":
-        _read_into(file, target.view(-1).view(torch.uint8))
-        return
-    rows = target.view(-1) if in_one_piece else target
-    row_bytes = tensor.num_bytes // len(rows)
-    if row_bytes > len(buffer):
-        buffer = torch.empty(row_bytes, dtype=torch.uint8)
-    step = len(buffer) // row_bytes
-    for start in range(0, len(rows), step):
-        part = rows[start : start + step]
-        stored = buffer[: len(part) * row_bytes]
-        _read_into(file, stored)
-        part.copy_(stored.view(dtype).view(part.shape))
-
-
-def _read_into(file: BinaryIO, target: torch.Tensor) -> None:
-    """Fill `target`, uint8 on the CPU, with the next bytes. Raises OSError where the file ends before."""
-    memory = target.numpy().data
-    while memory:
-        count = file.readinto(memory)  # pyright: ignore
-        if not count:
-            raise OSError("it is shorter than its header says")
-        memory = memory[count:]
 
 
 def is_spare(name: str, *, tied: bool) -> bool:
     """Whether a tensor follows from the rest, although some exporters write it; `tied`: the output matrix does, too."""
-    return name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+    return name.endswith(".rotary_emb.inv_freq") or (tied and name == OUTPUT)
+
+
+def hint(missing: Collection[str], *, tied: bool) -> str:
+    """A sentence on what to do about tensors that are missing; empty where there is nothing to say."""
+    if tied or {EMBEDDING, OUTPUT}.isdisjoint(missing):
+        return ""
+    return " If the embedding is the output matrix as well, set tie_word_embeddings to true in config.json."
 
 
 def some(names: list[str] | tuple[str, ...] | Iterator[str]) -> str:

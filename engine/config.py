@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ..kernels.gated import Activation
+from ..kernels.gated import Activation, Clamp
 from ..kernels.matrix import PANEL
 from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from .families import ACTIVATIONS, FAMILIES, ExpertKeys, Family, layer_windows, refuse_unknown_parts
 from .json_file import is_file, read_json
+from .mxfp4 import check_quantization, is_mxfp4
 from .rope import RopeConfig, layer_ropes
 
 
@@ -34,6 +35,7 @@ class ExpertsConfig:
     count: int
     top_k: int  # that each token takes
     normalised: bool  # whether a token's weights add up to one
+    clamp: Clamp | None = None  # of their activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class ModelConfig:
     logits_divisor: float = 1.0  # of scores over the vocabulary
     logits_soft_cap: float = 0.0  # on what is left of them; 0: none
     experts: ExpertsConfig | None = None
+    mxfp4: bool = False  # the experts' weights are stored in 4 bits
 
     @property
     def num_layers(self) -> int:
@@ -105,6 +108,8 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     _refuse_unsupported(raw)
     # transformers fills in bos and eos ids that the file never named; only what was written counts as an end
     values = {**filled_config(model_dir).to_dict(), "eos_token_id": raw.get("eos_token_id")}
+    if is_mxfp4(raw):
+        values |= {"quantization_config": raw["quantization_config"], "dtype": values.get("dtype") or "bfloat16"}
     eos = eos_ids(model_dir, values)
     return _model_config(str(raw["architectures"][0]), values, eos)
 
@@ -128,9 +133,13 @@ def refuse_foreign(raw: Mapping[str, Any]) -> None:
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     """Raise for what can be seen from `config.json` alone."""
-    refuse_foreign(raw)
     architectures = cast("list[object]", raw.get("architectures") or [])
-    if len(architectures) != 1 or architectures[0] not in FAMILIES:
+    family = FAMILIES.get(str(architectures[0])) if len(architectures) == 1 else None
+    if family is not None and family.experts is not None and family.experts.stacked and is_mxfp4(raw):
+        check_quantization(raw["quantization_config"])
+        raw = {**raw, "quantization_config": None}
+    refuse_foreign(raw)
+    if family is None:
         named = ", ".join(map(str, architectures)) or "none"
         raise UnsupportedModelError(
             "architectures",
@@ -210,6 +219,7 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
         dtype=checked_dtype(values),
         eos_token_ids=eos,
         experts=None if family.experts is None else _experts(family.experts, values),
+        mxfp4=is_mxfp4(values),
         **_scales(family, values, hidden_size, head_dim),
     )
 
@@ -224,7 +234,8 @@ def _experts(keys: ExpertKeys, values: Mapping[str, Any]) -> ExpertsConfig:
     for key in (keys.width, "hidden_size"):
         if int(values[key]) % PANEL:
             raise UnsupportedModelError(key, f"Experts with a {key} that is no multiple of {PANEL} are not supported.")
-    return ExpertsConfig(count, top_k, not keys.normalised or bool(values[keys.normalised]))
+    clamp = Clamp(float(values["swiglu_alpha"]), float(values["swiglu_limit"])) if keys.clamped else None
+    return ExpertsConfig(count, top_k, not keys.normalised or bool(values[keys.normalised]), clamp)
 
 
 def _scales(family: Family, values: Mapping[str, Any], hidden_size: int, head_dim: int) -> dict[str, Any]:

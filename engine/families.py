@@ -27,8 +27,12 @@ class ExpertKeys:
     width: str  # keys of the configuration
     normalised: str  # empty: they always are
     module: str  # of the checkpoint, within a layer
-    gate_up: tuple[str, str]
-    down: str
+    router: str = "gate"
+    gate_up: tuple[str, str] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    stacked: bool = False  # all experts in one tensor, inputs before outputs, gate and up in turns: gate_up_proj
+    biased: bool = False  # the router and every expert
+    clamped: bool = False  # the activation, as swiglu_alpha and swiglu_limit say
 
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
@@ -41,6 +45,7 @@ class Family:
     norm_places: NormPlaces = "before"
     norm_offset: bool = False  # norm weights are stored as their distance from one
     query_key_norms: QueryKeyNorms = "none"
+    sinks: bool = False  # each head's softmax has a learned score more
     qkv_bias: bool | None = None  # None: as attention_bias says
     out_bias: bool | None = None  # likewise
     mlp_bias: bool | None = False  # None: as mlp_bias says
@@ -79,13 +84,17 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": Family(mlp_bias=None, windows="by_layer", layers_without_rope=True),
     "Qwen3MoeForCausalLM": Family(
         query_key_norms="head", windows="all",
-        experts=ExpertKeys(
-            "moe_intermediate_size", "norm_topk_prob", "mlp", ("gate_proj", "up_proj"), "down_proj",
-        ),
+        experts=ExpertKeys("moe_intermediate_size", "norm_topk_prob", "mlp"),
     ),
     "MixtralForCausalLM": Family(
         qkv_bias=False, out_bias=False, windows="all",
-        experts=ExpertKeys("intermediate_size", "", "block_sparse_moe", ("w1", "w3"), "w2"),
+        experts=ExpertKeys("intermediate_size", "", "block_sparse_moe", gate_up=("w1", "w3"), down="w2"),
+    ),
+    "GptOssForCausalLM": Family(
+        sinks=True, windows="by_layer",
+        experts=ExpertKeys(
+            "intermediate_size", "", "mlp", router="router", stacked=True, biased=True, clamped=True,
+        ),
     ),
 }  # fmt: skip
 
@@ -138,7 +147,10 @@ def refuse_unknown_parts(family: Family, values: Mapping[str, Any]) -> None:
     ):  # fmt: skip
         if values.get(key) not in (None, neutral) and not honoured:
             raise UnsupportedModelError(key, f"{key} is not supported by this architecture.")
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "logits_scaling"):
+    for key in (
+        "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "logits_scaling", "swiglu_alpha",
+        "swiglu_limit",
+    ):  # fmt: skip
         if values.get(key) is not None and not float(values[key]) > 0.0:
             raise ModelError(f"config.json says {key} {values[key]!r}; it must be above 0.")
     experts = () if family.experts else ("num_experts", "num_local_experts")

@@ -12,7 +12,7 @@ import torch
 from ..kernels.backend import MATRIX_UNITS, Backend, open_backend, open_library
 from ..kernels.cpu.build import cpu_features
 from ..kernels.cpu.library import CpuLibrary
-from .checkpoint import Progress, tensor_shapes
+from .checkpoint import EMBEDDING, OUTPUT, Progress, tensor_shapes
 from .config import ModelConfig, read_model_config
 from .engine import Engine
 from .errors import ModelError, UnsupportedModelError
@@ -36,6 +36,7 @@ BF16_FROM_PARAMETERS = (
 )
 _WIDE_REGISTERS = {"avx2", "asimd"}  # as x86 and Arm CPUs name them
 _NEVER = {"auto_map", "quantization_config", "is_encoder_decoder", "dtype"}  # refused by whatever runs the model
+GIB = float(1 << 30)
 logger = logging.getLogger(__name__)
 
 
@@ -85,7 +86,7 @@ def read_config(model_dir: Path) -> ModelConfig | TransformersConfig:
         logger.info("%s runs through transformers' own code: %s", other.architecture, error)
         return other
     logger.info("%s runs natively", model.architecture)
-    if model.tie_word_embeddings and "lm_head.weight" in tensor_shapes(model_dir):
+    if model.tie_word_embeddings and tensor_shapes(model_dir).keys() >= {EMBEDDING, OUTPUT}:
         return replace(model, tie_word_embeddings=False)  # it may differ from the embedding, and then it counts
     return model
 
@@ -135,6 +136,12 @@ def _native(
     """What our own decoder takes, and what loads it."""
     shape_only, _ = allocate(model, dtype, torch.device("meta"))
     weights_bytes = shape_only.num_bytes + backend.screen_bytes(model.vocab_size, model.hidden_size)
+    if model.mxfp4:
+        logger.info(
+            "Weights in 4 bits (mxfp4) are brought to %s as they are read: all weights take %.2f GiB",
+            str(dtype).removeprefix("torch."),
+            shape_only.num_bytes / GIB,
+        )
 
     def load(progress: Progress | None) -> Passes:
         weights = load_weights(model_dir, model, dtype, torch.device("cpu"), progress)
@@ -169,10 +176,13 @@ def resolve_dtype(name: str, model: ModelConfig | TransformersConfig, fast_bf16:
     """Give the type of weights and activations for a setting.
 
     "auto" on a CPU is float32, except for bfloat16 checkpoints of more than 64 million parameters where products of
-    bfloat16 are as fast (`fast_bf16`). float16 checkpoints are widened: a CPU does not compute in float16.
+    bfloat16 are as fast (`fast_bf16`), and for those with weights in 4 bits. float16 checkpoints are widened: a CPU
+    does not compute in float16.
     """
     if name != "auto":
         return _dtype(name, "dtype")
+    if isinstance(model, ModelConfig) and model.mxfp4:
+        return torch.bfloat16
     if isinstance(model, ModelConfig):
         weights, _ = allocate(model, torch.bfloat16, torch.device("meta"))
         num_parameters = weights.num_bytes // torch.bfloat16.itemsize

@@ -6,17 +6,20 @@ Pickles are refused: opening one runs whatever code is in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..kernels.matrix import Matrix, new_matrix
-from .checkpoint import Progress, is_spare, open_checkpoint, some
+from ..kernels.matrix import Matrix
+from .checkpoint import EMBEDDING, OUTPUT, Progress, hint, is_spare, open_checkpoint, some
 from .config import ModelConfig
 from .errors import WeightsError
+from .expert_weights import expert_weights
+from .new_weights import NewWeights
+from .tensor_copy import Place
 
 Form = Callable[[Matrix], Matrix]  # gives a matrix in another form
 
@@ -35,7 +38,9 @@ class LayerWeights:
     qkv_bias: torch.Tensor | None
     out: Matrix  # [hidden, heads·head_dim]
     out_bias: torch.Tensor | None
-    router: Matrix | None  # [experts, hidden]; with it, `gate_up` and `down` are those of all experts, in order
+    sinks: torch.Tensor | None  # float32 [heads]
+    router: Matrix | None  # [experts, hidden]; with it, the following are those of all experts, in order
+    router_bias: torch.Tensor | None
     gate_up: Matrix  # [2·intermediate, hidden], the gate's rows first
     gate_up_bias: torch.Tensor | None
     down: Matrix  # [hidden, intermediate]
@@ -88,87 +93,53 @@ def _packed_fields(layer: LayerWeights, pack: Form) -> dict[str, Any]:
     return {name: pack(part) for name, part in pairs if isinstance(part, Matrix)}
 
 
-def allocate(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> tuple[DecoderWeights, dict[str, torch.Tensor]]:
-    """Make empty weights, and for every name in a checkpoint the view that its tensor is to be copied into.
+def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[DecoderWeights, dict[str, Place]]:
+    """Make empty weights, and for every name in a checkpoint the place that its tensor is to be copied into.
 
     On the "meta" device this costs nothing and tells names, shapes and sizes.
     """
-    views: dict[str, torch.Tensor] = {}
-
-    def matrix(inputs: int, **parts: int) -> Matrix:
-        """One matrix of several checkpoint tensors stacked along its outputs: name to number of outputs."""
-        whole = new_matrix(sum(parts.values()), inputs, dtype, device)
-        views.update(zip(parts, torch.split(whole.plain, list(parts.values())), strict=True))
-        return whole
-
-    def vector(**parts: int) -> torch.Tensor:
-        """The same for vectors."""
-        whole = torch.empty(sum(parts.values()), dtype=dtype, device=device)
-        views.update(zip(parts, torch.split(whole, list(parts.values())), strict=True))
-        return whole
-
-    def norm(name: str, size: int) -> torch.Tensor:
-        """A norm's weights: float32 as its arithmetic, so that an offset can be added without rounding."""
-        views[name] = torch.empty(size, dtype=torch.float32, device=device)
-        return views[name]
-
-    new = _New(matrix, vector, norm)
-    embedding = matrix(config.hidden_size, **{"model.embed_tokens.weight": config.vocab_size})
+    new = NewWeights(dtype, device)
+    embedding = new.matrix(config.hidden_size, **{EMBEDDING: config.vocab_size})
     layers = tuple(_allocate_layer(config, f"model.layers.{i}.", new) for i in range(config.num_layers))
-    final_norm = norm("model.norm.weight", config.hidden_size)
+    final_norm = new.float_vector("model.norm.weight", config.hidden_size)
     output = embedding
     if not config.tie_word_embeddings:
-        output = matrix(config.hidden_size, **{"lm_head.weight": config.vocab_size})
-    return DecoderWeights(embedding, layers, final_norm, output), views
+        output = new.matrix(config.hidden_size, **{OUTPUT: config.vocab_size})
+    return DecoderWeights(embedding, layers, final_norm, output), new.places
 
 
-@dataclass(frozen=True, slots=True)
-class _New:
-    """How to make weights of checkpoint tensors that are stacked: name to number of outputs."""
-
-    matrix: Callable[..., Matrix]  # (inputs, **parts)
-    vector: Callable[..., torch.Tensor]  # (**parts)
-    norm: Callable[[str, int], torch.Tensor]
-
-
-def _allocate_layer(config: ModelConfig, at: str, new: _New) -> LayerWeights:
-    hidden, middle = config.hidden_size, config.intermediate_size
+def _allocate_layer(config: ModelConfig, at: str, new: NewWeights) -> LayerWeights:
     query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention, mlp = at + "self_attn.", at + "mlp."
-
-    def stacked(prefix: str, rows: Mapping[str, int], inputs: int, bias: bool) -> tuple[Matrix, torch.Tensor | None]:
-        weight = new.matrix(inputs, **{f"{prefix}{name}.weight": count for name, count in rows.items()})
-        return weight, new.vector(**{f"{prefix}{name}.bias": n for name, n in rows.items()}) if bias else None
-
-    qkv_rows, gate_up_rows = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}, {
-        "gate_proj": middle, "up_proj": middle,
-    }  # fmt: skip
+    attention = f"{at}self_attn."
+    qkv_rows = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
     if config.family.fused:
-        qkv_rows, gate_up_rows = {"qkv_proj": config.qkv_size}, {"gate_up_proj": 2 * middle}
-    down_rows, router = {"down_proj": hidden}, None
+        qkv_rows = {"qkv_proj": config.qkv_size}
+    qkv, qkv_bias = new.module(attention, qkv_rows, config.hidden_size, config.qkv_bias)
+    out, out_bias = new.module(attention, {"o_proj": config.hidden_size}, query, config.out_bias)
+    sinks = new.float_vector(f"{attention}sinks", config.num_heads) if config.family.sinks else None
     if config.experts is not None and (keys := config.family.experts) is not None:
-        mlp, each = f"{at}{keys.module}.", range(config.experts.count)
-        gate_up_rows = {f"experts.{i}.{name}": middle for i in each for name in keys.gate_up}
-        down_rows = {f"experts.{i}.{keys.down}": hidden for i in each}
-        router = new.matrix(hidden, **{f"{mlp}gate.weight": config.experts.count})
-    qkv, qkv_bias = stacked(attention, qkv_rows, hidden, config.qkv_bias)
-    out, out_bias = stacked(attention, {"o_proj": hidden}, query, config.out_bias)
-    gate_up, gate_up_bias = stacked(mlp, gate_up_rows, hidden, config.mlp_bias)
-    down, down_bias = stacked(mlp, down_rows, middle, config.mlp_bias)
+        fed = expert_weights(config, config.experts, keys, at, new)
+    else:
+        fed = _feed_forward(config, f"{at}mlp.", new)
     return LayerWeights(
         **_allocate_norms(config, at, new),
         qkv=qkv,
         qkv_bias=qkv_bias,
         out=out,
         out_bias=out_bias,
-        router=router,
-        gate_up=gate_up,
-        gate_up_bias=gate_up_bias,
-        down=down,
-        down_bias=down_bias,
+        sinks=sinks,
+        **fed,
     )
+
+
+def _feed_forward(config: ModelConfig, at: str, new: NewWeights) -> dict[str, Any]:
+    """The gated feed-forward of a layer, by field."""
+    middle = config.intermediate_size
+    rows = {"gate_up_proj": 2 * middle} if config.family.fused else {"gate_proj": middle, "up_proj": middle}
+    gate_up, gate_up_bias = new.module(at, rows, config.hidden_size, config.mlp_bias)
+    down, down_bias = new.module(at, {"down_proj": config.hidden_size}, middle, config.mlp_bias)
+    fields = {"gate_up": gate_up, "gate_up_bias": gate_up_bias, "down": down, "down_bias": down_bias}
+    return {"router": None, "router_bias": None, **fields}
 
 
 NORM_NAMES = {  # those of each place, for `input_norm`, `attended_norm`, `mlp_norm` and `fed_norm`
@@ -183,16 +154,17 @@ NORM_NAMES = {  # those of each place, for `input_norm`, `attended_norm`, `mlp_n
 }
 
 
-def _allocate_norms(config: ModelConfig, at: str, new: _New) -> dict[str, torch.Tensor | None]:
+def _allocate_norms(config: ModelConfig, at: str, new: NewWeights) -> dict[str, torch.Tensor | None]:
     """The norms of one layer, by their field's name."""
     fields = ("input_norm", "attended_norm", "mlp_norm", "fed_norm")
     names = zip(fields, NORM_NAMES[config.family.norm_places], strict=True)
-    norms = {field: new.norm(f"{at}{name}.weight", config.hidden_size) if name else None for field, name in names}
-    kind, size = config.family.query_key_norms, config.head_dim
+    hidden, kind, size = config.hidden_size, config.family.query_key_norms, config.head_dim
+    norms = {field: new.float_vector(f"{at}{name}.weight", hidden) if name else None for field, name in names}
     for field, name, heads in (("query_norm", "q_norm", config.num_heads), ("key_norm", "k_norm", config.num_kv_heads)):
         norms[field] = None
         if kind != "none":
-            norms[field] = new.norm(f"{at}self_attn.{name}.weight", size * heads if kind == "row" else size)
+            length = size * heads if kind == "row" else size
+            norms[field] = new.float_vector(f"{at}self_attn.{name}.weight", length)
     return norms
 
 
@@ -206,20 +178,32 @@ def load_weights(
         WeightsError: tensors are missing, unexpected, of another shape or type, or a file is damaged.
     """
     with open_checkpoint(model_dir) as checkpoint:
-        _check(config, checkpoint.shapes)
-        weights, views = allocate(config, dtype, device)
-        checkpoint.fill(views, progress)
+        found = checkpoint.shapes
+        _check(config, found)
+        weights, places = _allocated(config, dtype, device, found)
+        checkpoint.fill(places, progress)
     if config.family.norm_offset:
-        for name, view in views.items():
+        for name, place in places.items():
             if "norm" in name:
-                view.add_(1.0)
+                place.view.add_(1.0)
     return weights
+
+
+def _allocated(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, found: Collection[str]
+) -> tuple[DecoderWeights, dict[str, Place]]:
+    """`allocate` for a checkpoint with these tensors: of two that are tied it may have either."""
+    weights, places = allocate(config, dtype, device)
+    if config.tie_word_embeddings and EMBEDDING not in found and OUTPUT in found:
+        places[OUTPUT] = places.pop(EMBEDDING)
+    return weights, places
 
 
 def _check(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     """Compare a checkpoint's tensors with what the configuration asks for."""
-    _, views = allocate(config, torch.float32, torch.device("meta"))
-    expected = {name: tuple(view.shape) for name, view in views.items()}
+    _, places = _allocated(config, torch.float32, torch.device("meta"), found)
+    expected = {name: place.shape for name, place in places.items()}
+    expected |= {place.scales: place.shape[:-1] for place in places.values() if place.scales}
     missing = [name for name in expected if name not in found]
     tied = config.tie_word_embeddings
     unexpected = [name for name in found if name not in expected and not is_spare(name, tied=tied)]
@@ -234,4 +218,5 @@ def _check(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
         complaints.append(f"of another shape: {some(shapes)}")
     if complaints:
         names = tuple(missing + unexpected + wrong)
-        raise WeightsError(f"The weights do not fit the configuration; {'; '.join(complaints)}.", names)
+        said = f"The weights do not fit the configuration; {'; '.join(complaints)}.{hint(missing, tied=tied)}"
+        raise WeightsError(said, names)

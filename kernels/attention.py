@@ -35,6 +35,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of each sequence's last queries over all its keys: softmax(cap(scale · q·k)) · v.
 
@@ -44,11 +45,12 @@ def paged_attention(
               multiple of kv_heads. This function takes the layout by_position
     window    0 sees everything before; otherwise the number of positions seen, the query's own included
     soft_cap  0 is off; otherwise scores become soft_cap · tanh(score / soft_cap)
+    sinks     float32 [heads]: a score more in each head's softmax, of a key whose value is 0; None is none
 
     Result: [rows, heads, head_dim] of query's dtype, zero in padding rows. Arithmetic is float32. Slots that no query
     of a sequence sees are never read, whatever is in them. A query's result depends on its own sequence alone, to the
-    last bit: keys are taken in tiles at fixed positions, and tiles are merged in order.
-    Source of the merge: https://arxiv.org/abs/1805.02867
+    last bit: keys are taken in tiles at fixed positions, tiles are merged in order, and the sink comes last.
+    Sources: of the merge https://arxiv.org/abs/1805.02867, of sinks https://arxiv.org/abs/2309.17453
     """
     out = torch.zeros_like(query)
     starts, lengths = ints(paging.query_start), ints(paging.kv_len)
@@ -59,24 +61,24 @@ def paged_attention(
             position = length - end + first  # of the first query in this group
             rows = query[first:last].float()
             out[first:last] = _attend(
-                rows, k_cache, v_cache, paging.block_table[s], position, scale, window, soft_cap
+                rows, (k_cache, v_cache), paging.block_table[s], position, scale, window, soft_cap, sinks
             ).to(query.dtype)
     return out
 
 
 def _attend(
     query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
     blocks: torch.Tensor,
     position: int,
     scale: float,
     window: int,
     soft_cap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of some neighbouring queries of one sequence: query float32 [count, heads, head_dim]."""
     count, heads, head_dim = query.shape
-    kv_heads = k_cache.shape[2]
+    kv_heads = caches[0].shape[2]
     per_kv = heads // kv_heads
     rows, width = padded_rows(count * per_kv, ROW_MULTIPLE), padded_rows(head_dim, WIDTH_MULTIPLE)
     q = query.new_zeros(kv_heads, rows, width)
@@ -89,7 +91,7 @@ def _attend(
     weight_sum = query.new_zeros(kv_heads, rows, 1)
     total = torch.zeros_like(q)
     for start in range(low // TILE * TILE, high, TILE):
-        keys, values = (_tile(cache, blocks, start, low, high, width) for cache in (k_cache, v_cache))
+        keys, values = (_tile(cache, blocks, start, low, high, width) for cache in caches)
         score = torch.bmm(q, keys.transpose(1, 2)) * scale
         if soft_cap:
             score = soft_cap * (1.0 - 2.0 / (exp(score * (2.0 / soft_cap)) + 1.0))
@@ -102,6 +104,10 @@ def _attend(
         weight_sum = weight_sum * old + weight.sum(-1, keepdim=True)
         total = total * old + torch.bmm(weight, values)
         top = new_top
+    if sinks is not None:
+        of_row = query.new_zeros(kv_heads, rows, 1)
+        of_row[:, : count * per_kv, 0] = sinks.view(kv_heads, per_kv).repeat(1, count)
+        weight_sum = weight_sum + exp(of_row - top)
     out = (total / weight_sum.clamp(min=1e-30))[:, : count * per_kv, :head_dim]
     return out.reshape(kv_heads, count, per_kv, head_dim).transpose(0, 1).reshape(count, heads, head_dim)
 

@@ -47,6 +47,7 @@ class PagedAttention(Protocol):
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention over paged keys and values."""
         ...
@@ -122,7 +123,7 @@ class Backend:
     rotate_and_store: RotateAndStore
     silu_mul: Callable[[Tensor], Tensor]
     gelu_mul: Callable[[Tensor], Tensor]
-    experts: Callable[[Tensor, Tensor, Matrix, Matrix, int, bool], Tensor]
+    experts: Callable[[Tensor, Tensor, experts.Mixture], Tensor]
     sample: Callable[[Tensor, SampleParameters], Tensor]
     linear: Linear = torch_linear
     embedding: Embedding = torch_embedding

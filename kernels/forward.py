@@ -15,6 +15,7 @@ import torch
 
 from .attention import Paging
 from .embedding import Asked, Scores
+from .experts import Mixture
 from .kv_layout import cached_head_dim
 from .matrix import Matrix
 from .rotary import Rotation
@@ -88,7 +89,7 @@ class Forward(Protocol[T]):
         """The other one; `gate_up` is not used again."""
         ...
 
-    def experts(self, x: T, scores: T, gate_up: Matrix, down: Matrix, top_k: int, normalised: bool) -> T:
+    def experts(self, x: T, scores: T, mixture: Mixture) -> T:
         """Mixture of experts, of what a router's product scores."""
         ...
 
@@ -96,7 +97,15 @@ class Forward(Protocol[T]):
         """Norm and rotate queries and keys, write keys and values into the layer's cache, give the queries."""
         ...
 
-    def paged_attention(self, query: T, layer: int, scale: float, window: int = 0, soft_cap: float = 0.0) -> T:
+    def paged_attention(
+        self,
+        query: T,
+        layer: int,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> T:
         """Attention over the layer's cache."""
         ...
 
@@ -164,11 +173,9 @@ class Immediate:
         """`gated.gelu_mul`."""
         return self._ops.gelu_mul(gate_up)
 
-    def experts(
-        self, x: torch.Tensor, scores: torch.Tensor, gate_up: Matrix, down: Matrix, top_k: int, normalised: bool
-    ) -> torch.Tensor:
+    def experts(self, x: torch.Tensor, scores: torch.Tensor, mixture: Mixture) -> torch.Tensor:
         """`experts.experts`."""
-        return self._ops.experts(x, scores, gate_up, down, top_k, normalised)
+        return self._ops.experts(x, scores, mixture)
 
     def rotate_and_store(self, qkv: torch.Tensor, layer: int, how: Rotation) -> torch.Tensor:
         """`rotary.rotate_and_store`, as [rows, heads·head_dim]."""
@@ -179,12 +186,18 @@ class Immediate:
         return query.flatten(1)
 
     def paged_attention(
-        self, query: torch.Tensor, layer: int, scale: float, window: int = 0, soft_cap: float = 0.0
+        self,
+        query: torch.Tensor,
+        layer: int,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`attention.paged_attention`, on [rows, heads·head_dim]."""
         keys, values = self._cache[layer]
-        heads = query.view(len(query), -1, cached_head_dim(keys))
-        return self._ops.paged_attention(heads, keys, values, self._inputs.paging, scale, window, soft_cap).flatten(1)
+        heads, paging = query.view(len(query), -1, cached_head_dim(keys)), self._inputs.paging
+        return self._ops.paged_attention(heads, keys, values, paging, scale, window, soft_cap, sinks).flatten(1)
 
 
 def immediately(backend: Backend, describe: Describe, cache: torch.Tensor, tables: Sequence[torch.Tensor]) -> Begin:

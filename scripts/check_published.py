@@ -33,9 +33,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "published_shapes.md"
 TOKENS = 8
 LENGTHS = (100, 37)  # of the prompts that run together
-LONGER = {"Gemma-3-4B": (1060, 37)}  # past its window
-# All of them take 5 and 11 GiB as float32, and transformers needs half as much again to write them.
-EXPERTS = {"Qwen3-30B-A3B": {"num_experts": 32}, "Mixtral-8x7B": {"num_local_experts": 4}}
+LONGER = {"Gemma-3-4B": (1060, 37), "gpt-oss-20b": (300, 37)}  # past their windows
+# All of them take 5 to 11 GiB as float32, and transformers needs half as much again to write them.
+EXPERTS = {
+    "Qwen3-30B-A3B": {"num_experts": 32}, "Mixtral-8x7B": {"num_local_experts": 4}, "gpt-oss-20b":
+    {"num_local_experts": 16},
+}  # fmt: skip
 SHARD = "1GB"
 # Of the largest score: what each of two layers and the scoring may round (tests/support/tolerances.py).
 ALLOWED = 3 * INSIDE
@@ -45,7 +48,8 @@ Models at the size at which they are published, cut to two layers, with random w
 transformers {version}. Written by `scripts/check_published.py`; do not edit.
 
 Hidden and intermediate size, heads and their size, rotary embedding, windows, caps, multipliers and vocabulary are as
-published; only Gemma 3's window is shorter than its prompt. Where a model has two kinds of layers there is one of each.
+published; only the windows of Gemma 3 and gpt-oss are shorter than a prompt. Where a model has two kinds of layers
+there is one of each.
 {less}
 
 Each checkpoint is written in shards, loaded by a process of its own and runs two prompts of the given lengths together,

@@ -36,8 +36,8 @@ What becomes of every causal language model that transformers {version} knows, e
 Written by `scripts/list_models.py`; do not edit.
 
 A checkpoint is judged by its own configuration whenever it is loaded, not by this page: an option can bring an
-architecture from one list to another. Encoder-decoders, quantised weights and models that bring their own code are
-refused whatever they are.
+architecture from one list to another. Encoder-decoders, models that bring their own code, and quantised weights but
+gpt-oss's in 4 bits are refused whatever they are.
 """
 
 

@@ -42,8 +42,9 @@ class Step(Protocol):
         scale: float,
         window: int,
         soft_cap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Give [rows, heads, head_dim]; window and soft_cap are 0 where there is none."""
+        """Give [rows, heads, head_dim]; window and soft_cap are 0 where there is none; sinks float32 [heads]."""
         ...
 
 
@@ -72,6 +73,7 @@ class PagedStep:
         scale: float,
         window: int,
         soft_cap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Store the rows' keys and values in the next layer of the cache, and attend over it."""
         if any(module is earlier for earlier in self.called):
@@ -82,7 +84,7 @@ class PagedStep:
         self.called.append(module)
         rows = self._together(*qkv)
         query = self.backend.rotate_and_store(rows, self.positions, None, keys, values, self.slots)
-        return self.backend.paged_attention(query, keys, values, self.paging, scale, window, soft_cap)
+        return self.backend.paged_attention(query, keys, values, self.paging, scale, window, soft_cap, sinks)
 
     def check_complete(self) -> None:
         """Raise UnsupportedModelError unless every layer has attended."""
@@ -142,7 +144,8 @@ def attend(
     """Attention of one layer, for transformers to call.
 
     query [1, heads, rows, head_dim]; key and value [1, kv_heads, rows, head_dim]; positions have been applied to them.
-    Known among kwargs are `softcap` and `sliding_window`, which counts the positions seen, the query's own included.
+    Known among kwargs are `softcap`, `s_aux`, the sinks of the heads, and `sliding_window`, which counts the positions
+    seen, the query's own included.
     Result: [1, rows, heads, head_dim] of query's dtype, and no weights.
 
     Raises:
@@ -150,6 +153,7 @@ def attend(
     """
     step = kwargs.pop(STEP, None)
     window, soft_cap = int(kwargs.pop("sliding_window", None) or 0), float(kwargs.pop("softcap", None) or 0.0)
+    sinks: torch.Tensor | None = kwargs.pop("s_aux", None)
     if not isinstance(step, Step):
         raise refused("arguments", "its layers do not hand their arguments on to their attention")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -160,8 +164,11 @@ def attend(
         if given is None or name in _INERT or (name in _INERT_IF_OFF and not given):
             continue
         raise refused(name, f"its attention is given {name}, which the paged attention does not know")
+    if sinks is not None and sinks.shape != (query.shape[1],):
+        raise refused("s_aux", f"its attention is given sinks {list(sinks.shape)} for {query.shape[1]} heads")
     scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
-    out = step.attend(module, (query, key, value), scale, window, soft_cap)
+    sinks = None if sinks is None else sinks.float().contiguous()
+    out = step.attend(module, (query, key, value), scale, window, soft_cap, sinks)
     return out.to(query.dtype).unsqueeze(0), None
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from ...kernels.experts import Mixture
 from ...kernels.forward import Forward, T
 from ...kernels.matrix import Matrix
 from ...kernels.rotary import QueryKeyNorm, Rotation
@@ -54,13 +55,14 @@ class Decoder:
             norm = QueryKeyNorm(layer.query_norm, layer.key_norm, config.rms_norm_eps)
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
         query = ops.rotate_and_store(qkv, number, Rotation(kind.rope, norm))
-        seen = ops.paged_attention(query, number, config.scale, kind.window, config.soft_cap)
+        seen = ops.paged_attention(query, number, config.scale, kind.window, config.soft_cap, layer.sinks)
         return self._added(ops, seen, layer.out, layer.out_bias)
 
     def _feed_forward(self, ops: Forward[T], x: T, layer: LayerWeights) -> T:
-        if layer.router is not None and (mixture := self.config.experts) is not None:
-            scores = ops.linear(x, layer.router, None)
-            return ops.experts(x, scores, layer.gate_up, layer.down, mixture.top_k, mixture.normalised)
+        if layer.router is not None and (kind := self.config.experts) is not None:
+            biases = layer.gate_up_bias, layer.down_bias
+            mixture = Mixture(layer.gate_up, layer.down, kind.top_k, kind.normalised, *biases, kind.clamp)
+            return ops.experts(x, ops.linear(x, layer.router, layer.router_bias), mixture)
         gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
         gated = ops.gelu_mul(gate_up) if self.config.activation == "gelu" else ops.silu_mul(gate_up)
         return self._added(ops, gated, layer.down, layer.down_bias)

@@ -26,7 +26,7 @@ from ...kernels.embedding import Asked, Scores
 from ...kernels.forward import Begin, Computed, Finish, Inputs
 from ...kernels.linear import row_multiple
 from ...kernels.matrix import Matrix
-from ..checkpoint import Progress, is_spare, some, weight_files
+from ..checkpoint import Progress, hint, is_spare, some, weight_files
 from ..errors import WeightsError
 from ..passes import KvShape
 from .attention_bridge import NAME, STEP, PagedStep, refused, register
@@ -223,4 +223,5 @@ def _check_loaded(said: dict[str, Any], config: TransformersConfig) -> None:
     complaints = [f"{what}: {some(names)}" for what, names in parts if names]
     if complaints:
         names = (*missing, *unexpected, *sorted(wrong))
-        raise WeightsError(f"The weights do not fit the configuration; {'; '.join(complaints)}.", names)
+        message = f"The weights do not fit the configuration; {'; '.join(complaints)}.{hint(missing, tied=tied)}"
+        raise WeightsError(message, names)

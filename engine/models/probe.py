@@ -43,9 +43,10 @@ class Probe:
         scale: float,
         window: int,
         soft_cap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Note the shapes; give the queries back."""
-        del module, scale, window, soft_cap
+        del module, scale, window, soft_cap, sinks
         query, key, value = qkv
         if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
             raise refused("kv_shape", f"its keys {list(key.shape)} and values {list(value.shape)} differ in shape")

@@ -58,6 +58,12 @@ void each_panel(Member& member, const Experts& e, int64_t panels, Work work) {
   });
 }
 
+// Sums as an expert's result holds them; `bias`, which may be null, is of all experts, and `at` the place of the output in it.
+template <typename T>
+inline vf with_bias(const float* sum, const void* bias, int64_t at) {
+  return finished(sum, bias ? (const T*)bias + at : nullptr, LANES, 1.f);
+}
+
 template <typename T>
 void compute(Member& member, const Experts& e) {
   const int64_t hidden = e.gate_up.inputs, width = e.down.inputs, panels = width / PANEL, out_panels = hidden / PANEL;
@@ -74,8 +80,10 @@ void compute(Member& member, const Experts& e) {
     sum_up<T>(to_gated, at + panels, panel + member.size < panels ? at + member.size : NO_PANEL, first, count, ups);
     for (int64_t r = 0; r < count; r++)
       for (int64_t i = 0; i < PANEL; i += LANES) {
-        const vf gate = rounded<T>(load(gates + r * PANEL + i)), up = rounded<T>(load(ups + r * PANEL + i));
-        store((T*)e.gated + (first + r) * width + panel * PANEL + i, silu(gate) * up);
+        const vf gate = with_bias<T>(gates + r * PANEL + i, e.gate_up_bias, at * PANEL + i);
+        const vf up = with_bias<T>(ups + r * PANEL + i, e.gate_up_bias, (at + panels) * PANEL + i);
+        const vf made = e.limit > 0 ? clamped(gate, up, e.alpha, e.limit) : silu(gate) * up;
+        store((T*)e.gated + (first + r) * width + panel * PANEL + i, made);
       }
   });
   const Product to_fed{e.gated, e.down, nullptr, e.fed, 0, 1.f, SILU};
@@ -84,8 +92,10 @@ void compute(Member& member, const Experts& e) {
     const int64_t at = expert * out_panels + panel;
     sum_up<T>(to_fed, at, panel + member.size < out_panels ? at + member.size : NO_PANEL, first, count, sums);
     for (int64_t r = 0; r < count; r++)
-      for (int64_t i = 0; i < PANEL; i += LANES)
-        store((T*)e.fed + (first + r) * hidden + panel * PANEL + i, load(sums + r * PANEL + i));
+      for (int64_t i = 0; i < PANEL; i += LANES) {
+        const vf made = with_bias<T>(sums + r * PANEL + i, e.down_bias, at * PANEL + i);
+        store((T*)e.fed + (first + r) * hidden + panel * PANEL + i, made);
+      }
   });
   member.each(e.rows, rows_of_share(hidden * e.top_k), [&](int64_t row) {
     for (int64_t i = 0; i < hidden; i += LANES) {

@@ -15,6 +15,7 @@ import torch
 
 from ..attention import Paging
 from ..embedding import Asked, Scores
+from ..experts import Mixture
 from ..forward import Begin, Describe
 from ..gated import ACTIVATIONS, Activation
 from ..kv_layout import cached_head_dim
@@ -22,7 +23,7 @@ from ..large_pages import zeros_in_large_pages
 from ..matrix import Matrix
 from ..rotary import QueryKeyNorm
 from ..sample import SampleParameters
-from .pointers import Scoring, check_experts, is_bf16, is_whole_norm, matrix_pointer, product_pointer
+from .pointers import Scoring, check_experts, clamp_values, is_bf16, is_whole_norm, matrix_pointer, product_pointer
 from .pointers import address as _at
 from .program import Calls, record
 from .recorder import cache_type
@@ -223,12 +224,14 @@ class CpuLibrary:
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`attention.paged_attention`."""
         out = torch.empty_like(query)
         rows, heads, head_dim = query.shape
         call = Attention(
             _at(query, query.dtype), _at(k_cache, k_cache.dtype), _at(v_cache, k_cache.dtype), out.data_ptr(),
+            _at(sinks, torch.float32),
             _at(paging.block_table, torch.int32), _at(paging.query_start, torch.int32), _at(paging.kv_len, torch.int32),
             rows, len(paging.kv_len), paging.block_table.shape[1], heads, k_cache.shape[2], head_dim, k_cache.shape[1],
             window, scale, soft_cap, is_bf16(query.dtype), cache_type(k_cache),
@@ -252,19 +255,18 @@ class CpuLibrary:
         self._library.headrace_gate(call, torch.get_num_threads())
         return out
 
-    def experts(
-        self, x: torch.Tensor, scores: torch.Tensor, gate_up: Matrix, down: Matrix, top_k: int, normalised: bool
-    ) -> torch.Tensor:
+    def experts(self, x: torch.Tensor, scores: torch.Tensor, mixture: Mixture) -> torch.Tensor:
         """`experts.experts`; the width of an expert and of a row must be whole panels."""
-        (rows, hidden), count, dtype = x.shape, scores.shape[1], x.dtype
-        check_experts(gate_up, down, count, hidden)
+        (rows, hidden), count, dtype, top_k = x.shape, scores.shape[1], x.dtype, mixture.top_k
+        gate_up, down = mixture.gate_up, mixture.down
+        biases = check_experts(mixture, count, hidden)
         out = torch.empty_like(x)
         rooms = [torch.empty((rows * top_k, width), dtype=dtype) for width in (hidden, down.inputs, hidden)]
         lists = [torch.empty(size, dtype=torch.int32) for size in (*[rows * top_k] * 3, count + 1, count)]
         call = Experts(
-            _at(x, gate_up.dtype), _at(scores, dtype), product_pointer(gate_up), product_pointer(down),
+            _at(x, gate_up.dtype), _at(scores, dtype), product_pointer(gate_up), product_pointer(down), *biases,
             *(room.data_ptr() for room in rooms), out.data_ptr(), *(part.data_ptr() for part in lists), rows, count,
-            top_k, normalised,
+            top_k, mixture.normalised, *clamp_values(mixture),
         )  # fmt: skip
         self._library.headrace_experts(call, torch.get_num_threads())
         return out

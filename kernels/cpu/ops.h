@@ -61,12 +61,14 @@ void gate(Member& member, const Gate& g);
 struct Experts {
   const void *x, *scores;            // [rows, hidden], [rows, count]
   Matrix gate_up, down;
+  const void *gate_up_bias, *down_bias;  // of each output; null where there is none
   void *sorted, *gated, *fed, *out;  // rows · top_k of hidden, width and hidden to work in; [rows, hidden]
   int32_t *chosen, *place;           // [rows, top_k]
   float* weights;                    // [rows, top_k]
   int32_t *start, *active;           // [count + 1], [count]
   int64_t rows, count, top_k;
   int32_t normalised;
+  float alpha, limit;                // of the activation; 0 where nothing is clamped
 };
 void experts(Member& member, const Experts& e);
 
@@ -74,6 +76,7 @@ void experts(Member& member, const Experts& e);
 struct Attention {
   const void *query, *k_cache, *v_cache;
   void* out;
+  const float* sinks;  // [heads], or null
   const int32_t *block_table, *query_start, *kv_len;
   int64_t rows, sequences, table_width, heads, kv_heads, head_dim, block_size, window;
   float scale, soft_cap;

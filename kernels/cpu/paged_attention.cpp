@@ -167,7 +167,12 @@ template <typename Q, typename Kind> class Worker {
   void finish(const Item& item, const float* state) {
     each_row(item, [&](int64_t row, int64_t, int64_t at) {
       const float* known = state + row * stride_;
-      const vf weights = splat(sum(load(known + sizes_.width)));
+      float sum_of_weights = sum(load(known + sizes_.width));
+      if (c_.sinks) {
+        const float sink = c_.sinks[at / c_.head_dim % c_.heads];
+        sum_of_weights += exp(splat(sink - known[sizes_.width + LANES]))[0];
+      }
+      const vf weights = splat(sum_of_weights);
       Q* to = (Q*)c_.out + at;
       for (int64_t d = 0; d < c_.head_dim; d += CHUNK) {
         vf a = load(known + d) / weights, b = load(known + d + LANES) / weights;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..embedding import Asked, Scores
+from ..experts import Mixture
 from ..matrix import PANEL, Matrix
 from ..rotary import QueryKeyNorm
 from .structs import MatrixPointer, ScoresCall
@@ -41,14 +42,27 @@ def is_whole_norm(norm: QueryKeyNorm, heads: int, kv_heads: int, head_dim: int) 
     return True
 
 
-def check_experts(gate_up: Matrix, down: Matrix, count: int, hidden: int) -> None:
-    """Raise TypeError unless matrices of `count` experts fit each other and each expert's part is whole panels."""
+def check_experts(mixture: Mixture, count: int, hidden: int) -> tuple[int | None, int | None]:
+    """Give the addresses of both biases.
+
+    Raises TypeError unless the parts of `count` experts fit each other and each expert's are whole panels.
+    """
+    gate_up, down = mixture.gate_up, mixture.down
     width = down.inputs
     shapes = (gate_up.outputs, gate_up.inputs, down.outputs)
     if shapes != (2 * count * width, hidden, count * hidden) or width % PANEL or hidden % PANEL:
         raise TypeError(
             f"expected {count} experts between {hidden} and {width} values, multiples of {PANEL}; got {shapes}"
         )
+    biases = ((mixture.gate_up_bias, gate_up), (mixture.down_bias, down))
+    if any(bias is not None and bias.shape != (matrix.outputs,) for bias, matrix in biases):
+        raise TypeError(f"expected biases of {gate_up.outputs} and {down.outputs} values")
+    return address(mixture.gate_up_bias, gate_up.dtype), address(mixture.down_bias, down.dtype)
+
+
+def clamp_values(mixture: Mixture) -> tuple[float, float]:
+    """`alpha` and `limit` of a mixture; the latter is 0 where nothing is clamped."""
+    return (0.0, 0.0) if mixture.clamp is None else (mixture.clamp.alpha, mixture.clamp.limit)
 
 
 def matrix_pointer(matrix: Matrix) -> MatrixPointer:

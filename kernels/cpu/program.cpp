@@ -10,11 +10,11 @@ enum Kind : int32_t { ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEN
 // One recorded operation; program.py has the same fields. What a kind does not need is zero.
 struct Operation {
   int32_t kind, bf16, cache_type, compressed, activation, whole_norm, down_compressed, normalised;
-  float eps_or_scale, soft_cap;
+  float eps_or_scale, soft_cap, alpha, limit;
   const void *in, *residual, *weight, *bias;
   void *out, *total, *k_cache, *v_cache;
-  const float *cos_sin, *query_norm, *key_norm;
-  const void* down;
+  const float *cos_sin, *query_norm, *key_norm, *sinks;
+  const void *down, *down_bias;
   void *sorted, *gated, *fed;
   int32_t* routing;  // for the step's rows: chosen, place and weights, then start and active, as Experts has them
   int64_t top_k, experts, width;
@@ -58,8 +58,8 @@ inline Norm of_norm(const Operation& o, const Step& s) {
 }
 
 inline Attention of_attention(const Operation& o, const Step& s) {
-  return {o.in, o.k_cache, o.v_cache, o.out, s.block_table, s.query_start, s.kv_len, s.rows, s.sequences, s.table_width,
-          o.heads, o.kv_heads, o.head_dim, o.block_size, o.window, o.eps_or_scale, o.soft_cap, o.bf16, o.cache_type};
+  return {o.in, o.k_cache, o.v_cache, o.out, o.sinks, s.block_table, s.query_start, s.kv_len, s.rows, s.sequences,
+          s.table_width, o.heads, o.kv_heads, o.head_dim, o.block_size, o.window, o.eps_or_scale, o.soft_cap, o.bf16, o.cache_type};
 }
 
 inline Rotation of_rotation(const Operation& o, const Step& s) {
@@ -71,8 +71,8 @@ inline Experts of_experts(const Operation& o, const Step& s) {
   const int64_t choices = s.rows * o.top_k;
   int32_t *const chosen = o.routing, *const place = chosen + choices, *const start = place + 2 * choices;
   return {o.in, o.residual, matrix(o), {o.down, o.experts * o.inputs, o.width, o.bf16, o.down_compressed},
-          o.sorted, o.gated, o.fed, o.out, chosen, place, (float*)(place + choices), start, start + o.experts + 1,
-          s.rows, o.experts, o.top_k, o.normalised};
+          o.bias, o.down_bias, o.sorted, o.gated, o.fed, o.out, chosen, place, (float*)(place + choices), start, start + o.experts + 1,
+          s.rows, o.experts, o.top_k, o.normalised, o.alpha, o.limit};
 }
 
 inline bool same_plan(const Attention& a, const Operation& o) {

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..experts import Mixture
 from ..gated import ACTIVATIONS, Activation
 from ..kv_layout import cached_head_dim
 from ..matrix import PANEL, Matrix
 from ..rotary import Rotation
-from .pointers import address, check_experts, is_whole_norm
+from .pointers import address, check_experts, clamp_values, is_whole_norm
 
 ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEND, ADD, EXPERTS = range(9)  # program.cpp has the same
 
@@ -105,20 +106,22 @@ class Recorder:
         made = Recorded({"kind": GATE, "outputs": width, "activation": number}, {})
         return self._add(made, x=gate_up, out=self._register(width))
 
-    def experts(
-        self, x: Register, scores: Register, gate_up: Matrix, down: Matrix, top_k: int, normalised: bool
-    ) -> Register:
+    def experts(self, x: Register, scores: Register, mixture: Mixture) -> Register:
         """`experts.experts`."""
-        check_experts(gate_up, down, scores.width, x.width)
+        gate_up, down, top_k = mixture.gate_up, mixture.down, mixture.top_k
+        bias, down_bias = check_experts(mixture, scores.width, x.width)
+        alpha, limit = clamp_values(mixture)
         made, other = self._matrix(EXPERTS, gate_up, 1.0), self._matrix(EXPERTS, down, 1.0)
         size = 3 * self.max_rows * top_k + 2 * scores.width + 1
         if len(self._routing) < size:
             self._routing = torch.zeros(size, dtype=torch.int32)
         made.fields |= {
             "down": other.fields["weight"], "down_compressed": other.fields["compressed"], "experts": scores.width,
-            "top_k": top_k, "width": down.inputs, "normalised": normalised, "routing": self._routing.data_ptr(),
+            "top_k": top_k, "width": down.inputs, "normalised": mixture.normalised, "routing": self._routing.data_ptr(),
+            "bias": bias or 0, "down_bias": down_bias or 0, "alpha": alpha, "limit": limit,
         }  # fmt: skip
         made.kept += [*other.kept, self._routing]
+        made.kept += [part for part in (mixture.gate_up_bias, mixture.down_bias) if part is not None]
         rooms = {"sorted": top_k * x.width, "gated": top_k * down.inputs, "fed": top_k * x.width}
         registers = {name: self._register(width) for name, width in rooms.items()}
         return self._add(made, x=x, residual=scores, **registers, out=self._register(x.width))
@@ -140,11 +143,20 @@ class Recorder:
         return self._add(made, x=qkv, out=self._register(heads * head_dim))
 
     def paged_attention(
-        self, query: Register, layer: int, scale: float, window: int = 0, soft_cap: float = 0.0
+        self,
+        query: Register,
+        layer: int,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> Register:
         """`attention.paged_attention`."""
         made = self._cached(ATTEND, layer, query.width // cached_head_dim(self.cache))
         made.fields |= {"eps_or_scale": scale, "window": window, "soft_cap": soft_cap}
+        if sinks is not None:
+            made.fields["sinks"] = address(sinks, torch.float32) or 0
+            made.kept.append(sinks)
         return self._add(made, x=query, out=self._register(query.width))
 
     def _register(self, width: int) -> Register:

@@ -99,6 +99,13 @@ inline vf gelu(vf x) {
 }
 template <int32_t WHICH> inline vf activated(vf x) { return WHICH == GELU ? gelu(x) : silu(x); }
 
+// gated.py's `clamped_mul`
+inline vf clamped(vf gate, vf up, float alpha, float limit) {
+  const vf most = splat(limit), low = select(gate > most, most, gate);  // NaN stays NaN
+  const vf near = select(up > most, most, select(up < -most, -most, up));
+  return low / (1.f + exp(-alpha * low)) * (near + 1.f);
+}
+
 // cap · tanh(x / cap)
 inline vf capped(vf x, float cap) { return cap * (1.f - 2.f / (exp(x * (2.f / cap)) + 1.f)); }
 

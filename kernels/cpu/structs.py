@@ -70,7 +70,8 @@ class Experts(ctypes.Structure):
     _fields_: ClassVar = [
         *_fields({"p": "x scores"}), ("gate_up", MatrixPointer), ("down", MatrixPointer),
         *_fields({
-            "p": "sorted gated fed out chosen place weights start active", "q": "rows count top_k", "i": "normalised",
+            "p": "gate_up_bias down_bias sorted gated fed out chosen place weights start active",
+            "q": "rows count top_k", "i": "normalised", "f": "alpha limit",
         }),
     ]  # fmt: skip
 
@@ -79,7 +80,7 @@ class Attention(ctypes.Structure):
     """`Attention`."""
 
     _fields_: ClassVar = _fields({
-        "p": "query k_cache v_cache out block_table query_start kv_len",
+        "p": "query k_cache v_cache out sinks block_table query_start kv_len",
         "q": "rows sequences table_width heads kv_heads head_dim block_size window", "f": "scale soft_cap",
         "i": "query_bf16 cache_type",
     })  # fmt: skip
@@ -90,9 +91,9 @@ class Operation(ctypes.Structure):
 
     _fields_: ClassVar = _fields({
         "i": "kind bf16 cache_type compressed activation whole_norm down_compressed normalised",
-        "f": "eps_or_scale soft_cap",
-        "p": "x residual weight bias out total k_cache v_cache cos_sin query_norm key_norm down sorted gated "
-        "fed routing",
+        "f": "eps_or_scale soft_cap alpha limit",
+        "p": "x residual weight bias out total k_cache v_cache cos_sin query_norm key_norm sinks down down_bias sorted "
+        "gated fed routing",
         "q": "top_k experts width inputs outputs heads kv_heads head_dim rotary_dim block_size window",
     })  # fmt: skip
 

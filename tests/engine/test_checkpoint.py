@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from headrace.engine.checkpoint import open_checkpoint, tensor_shapes
 from headrace.engine.errors import ModelError, WeightsError
 from headrace.engine.safetensors_header import ITEM_BYTES, MOST_HEADER_BYTES, HeaderError, read_header
+from headrace.engine.tensor_copy import Place
 
 Header = dict[str, Any]
 F32 = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -148,18 +149,22 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 def test_values_come_to_their_places(tmp_path: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
     """Into whole tensors, into rows of wider ones, transposed, and larger than the buffer."""
     shapes = {"whole": (5, 7), "part": (6, 4), "turned": (3, 8), "scalar": (), "none": (0, 3), "big": (3000, 1500)}
-    tensors = {name: torch.randn(shape).to(stored) for name, shape in shapes.items()}
+    stacked = (3, 5, 8)
+    tensors = {name: torch.randn(shape).to(stored) for name, shape in {**shapes, "stacked": stacked}.items()}
     save_file({**tensors, "spare": torch.arange(3)}, tmp_path / "model.safetensors")
     targets = {name: torch.full(shape, torch.nan, dtype=wanted) for name, shape in shapes.items()}
     around = torch.full((8, 9), torch.nan, dtype=wanted)
     targets["part"] = around[1:7, 2:6]
     targets["turned"] = torch.full((8, 3), torch.nan, dtype=wanted).T
     targets["big"] = torch.full((3000, 1501), torch.nan, dtype=wanted)[:, :1500]
+    turned = torch.full((3, 2, 4, 5), torch.nan, dtype=wanted).transpose(1, 2)  # as experts lie
+    places = {name: Place(target, tuple(target.shape)) for name, target in targets.items()}
     with open_checkpoint(tmp_path) as checkpoint:
-        checkpoint.fill(targets)
+        checkpoint.fill({**places, "stacked": Place(turned, stacked, transposed=True)})
     expected = load_file(tmp_path / "model.safetensors")
     for name, target in targets.items():
         assert torch.equal(target, expected[name].to(wanted)), name
+    assert torch.equal(turned, expected["stacked"].to(wanted).transpose(1, 2).reshape(3, 4, 2, 5))
     assert int(around.isnan().sum()) == around.numel() - 24
 
 
@@ -168,7 +173,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     with open_checkpoint(tmp_path) as checkpoint:
         os.truncate(tmp_path / "model.safetensors", 200)
         with pytest.raises(WeightsError, match="shorter than its header says"):
-            checkpoint.fill({"a": torch.empty(100)})
+            checkpoint.fill({"a": Place(torch.empty(100), (100,))})
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.uint8, torch.float64, torch.int32])
@@ -179,7 +184,7 @@ def test_weights_of_types_that_only_quantised_ones_have(tmp_path: Path, dtype: t
     with open_checkpoint(tmp_path) as checkpoint:
         checkpoint.fill({})
         with pytest.raises(WeightsError, match=r"F32, F16, BF16; a\.weight is \w+\. Quantised") as caught:
-            checkpoint.fill({"a.weight": torch.empty(4)})
+            checkpoint.fill({"a.weight": Place(torch.empty(4), (4,))})
     assert caught.value.names == ("a.weight",)
 
 
@@ -258,7 +263,7 @@ def test_a_shard_is_opened_once_and_headers_need_no_data(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Path, "open", counting)
     with open_checkpoint(tmp_path) as checkpoint:
-        checkpoint.fill({"a": torch.empty(1 << 20), "b": torch.empty(3)})
+        checkpoint.fill({"a": Place(torch.empty(1 << 20), (1 << 20,)), "b": Place(torch.empty(3), (3,))})
     assert sorted(opened) == ["model.safetensors.index.json", "one.safetensors", "two.safetensors"]
     with pytest.raises(ModelError), open_checkpoint(tmp_path / "nowhere"):
         pass

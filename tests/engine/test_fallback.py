@@ -105,6 +105,10 @@ def test_a_native_architecture_with_what_the_decoder_lacks_runs_as_well() -> Non
     assert_as_alone(run_all(fallback_rig("llama", RELU), "llama"), "llama", changes=RELU)
 
 
+def test_sinks_run_as_well() -> None:
+    assert_as_alone(run_all(fallback_rig("granite_swa"), "granite_swa"), "granite_swa")
+
+
 def test_a_whole_engine_says_in_the_log_which_way_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "model"
     shutil.copytree(family_checkpoint("phi"), folder)
@@ -180,7 +184,7 @@ def test_rotary_embeddings_that_change_beyond_their_original_length_end_there() 
 REFUSED = (
     ("bloom", "never calls the attention"), ("falcon", "no attention but its own"), ("mamba", "state of another kind"),
     ("recurrent_gemma", "state of another kind"), ("qwen3_next", "state of another kind"),
-    ("stablelm", "do not hand their arguments on"), ("gpt_oss", "given s_aux"),
+    ("stablelm", "do not hand their arguments on"),
     ("llama4_text", "neither causal nor a causal window"), ("deepseek_v3", "differ in shape"),
 )  # fmt: skip
 
@@ -195,7 +199,9 @@ def test_who_is_refused_and_why(family: str, why: str) -> None:
 def broken(made: Backend, what: str) -> Backend:
     """A backend with a flaw in its attention."""
 
-    def attention(q: Any, k: Any, v: Any, paging: Any, scale: float, window: int = 0, soft_cap: float = 0.0) -> Any:
+    def attention(
+        q: Any, k: Any, v: Any, paging: Any, scale: float, window: int = 0, soft_cap: float = 0.0, sinks: Any = None
+    ) -> Any:
         if what == "window" and window:
             window += 1
         if what == "no window":
@@ -204,7 +210,9 @@ def broken(made: Backend, what: str) -> Backend:
             scale *= 1.01
         if what == "cap":
             soft_cap = 0.0
-        return made.paged_attention(q, k, v, paging, scale, window, soft_cap)
+        if what == "sinks":
+            sinks = None
+        return made.paged_attention(q, k, v, paging, scale, window, soft_cap, sinks)
 
     def store(qkv: Any, positions: Any, cos_sin: Any, keys: Any, values: Any, slots: Any) -> Any:
         return made.rotate_and_store(qkv, positions, cos_sin, keys, values, slots.roll(1) if what == "slots" else slots)
@@ -212,9 +220,9 @@ def broken(made: Backend, what: str) -> Backend:
     return replace(made, paged_attention=attention, rotate_and_store=store)
 
 
-@pytest.mark.parametrize("what", ["window", "no window", "scale", "slots"])
+@pytest.mark.parametrize("what", ["window", "no window", "scale", "slots", "sinks"])
 def test_the_self_check_finds_a_flaw(what: str) -> None:
-    architecture, config = family_config("starcoder2")
+    architecture, config = family_config("granite_swa" if what == "sinks" else "starcoder2")
     model = transformers_config(architecture, config, frozenset())
     self_check(model, broken(backend("cpu"), "nothing"))
     with pytest.raises(UnsupportedModelError, match=r"differ from transformers' own by"):
@@ -224,7 +232,7 @@ def test_the_self_check_finds_a_flaw(what: str) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"s_aux": torch.zeros(4)}, "s_aux"),
+        ({"s_aux": torch.zeros(3)}, r"sinks \[3\] for 4 heads"),
         ({"position_bias": torch.zeros(4)}, "position_bias"),
         ({"dropout": 0.1}, "dropout"),
         ({"is_causal": False}, "looks ahead"),

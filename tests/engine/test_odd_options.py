@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace.engine.config import ModelConfig, read_model_config
-from headrace.engine.errors import ModelError, UnsupportedModelError
+from headrace.engine.errors import ModelError, UnsupportedModelError, WeightsError
 from headrace.engine.load import load_runner, read_config
 from headrace.engine.types import EngineConfig
 from tests.support.families import VOCAB, family_checkpoint
@@ -60,6 +60,36 @@ def test_an_output_matrix_that_is_stored_counts_even_where_it_is_said_to_be_tied
     drawn = torch.randn(tensors["model.embed_tokens.weight"].shape, generator=torch.Generator().manual_seed(1))
     save_file({**tensors, "lm_head.weight": drawn}, folder / "model.safetensors", metadata={"format": "pt"})
     assert_as_transformers(folder)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral-no-window"])
+def test_an_output_matrix_alone_is_the_embedding_where_they_are_tied(tmp_path: Path, name: str) -> None:
+    folder = folder_with(tmp_path, name)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert_as_transformers(folder)
+
+
+@pytest.mark.parametrize("stored", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_one_of_both_where_they_are_not_tied_is_refused_with_what_to_change(tmp_path: Path, stored: str) -> None:
+    folder = folder_with(tmp_path, "qwen3", tie_word_embeddings=False)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[stored] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (other,) = {"model.embed_tokens.weight", "lm_head.weight"} - {stored}
+    with pytest.raises(WeightsError, match=rf"missing: {other}\. .* set tie_word_embeddings to true"):
+        assert_as_transformers(folder)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_neither_of_both_is_refused(tmp_path: Path, tied: bool) -> None:
+    folder = folder_with(tmp_path, "qwen3", tie_word_embeddings=tied)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.embed_tokens.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightsError, match=r"missing: model\.embed_tokens\.weight"):
+        assert_as_transformers(folder)
 
 
 @pytest.mark.parametrize(

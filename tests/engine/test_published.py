@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.initialization import no_init_weights
 from headrace.engine.config import ExpertsConfig, LayerConfig, ModelConfig, read_model_config
 from headrace.engine.models.rotary import rotary_table
 from headrace.engine.rope import RopeConfig
+from headrace.kernels.gated import Clamp
 from tests.support.families import draw
 from tests.support.published import PUBLISHED, WHOLE
 from tests.support.tolerances import INSIDE
@@ -27,6 +29,7 @@ LAYERS = {
     "Mistral-7B-v0.1": (LayerConfig(4096),) * 2,
     "Phi-3-mini-128k": (LayerConfig(262_144),) * 2,
     "SmolLM3-3B": (LayerConfig(), LayerConfig(rope=None)),
+    "gpt-oss-20b": (LayerConfig(128), LayerConfig()),
 }
 
 
@@ -57,8 +60,8 @@ def test_rotary_tables_to_the_last_position(name: str, folder: Path) -> None:
     most = config.max_position
     rotary = type(model.model.rotary_emb)(model.config)
     positions = torch.cat((torch.arange(0, min(2 * 4096, most), 7), torch.arange(most - 4096, most)))
-    cos, sin = (part[0].chunk(2, dim=1)[0] for part in rotary(torch.zeros(1), positions.unsqueeze(0)))
     table = rotary_table(config.ropes[0], config.head_dim, most)[positions]
+    cos, sin = (part[0, :, : table.shape[1] // 2] for part in rotary(torch.zeros(1), positions.unsqueeze(0)))
     # two products of one rounding each lie between a frequency and its angle; where those are blended, some more
     angles = positions.unsqueeze(1) * rotary.inv_freq
     allowed = 4 * 2.0**-24 * angles + 4 * 2.0**-24
@@ -103,6 +106,12 @@ def test_configurations_in_the_layout_of_their_time(tmp_path: Path) -> None:
     qwen = read("Qwen3-30B-A3B")
     assert (qwen.experts, qwen.intermediate_size, qwen.head_dim) == (ExpertsConfig(128, 8, True), 768, 128)
     assert qwen.layers == (LayerConfig(0, 0),) * 48
+    gpt_oss = read("gpt-oss-20b")
+    assert gpt_oss.layers == (LayerConfig(128), LayerConfig()) * 12
+    assert (gpt_oss.mxfp4, gpt_oss.dtype, gpt_oss.qkv_bias, gpt_oss.out_bias) == (True, "bfloat16", True, True)
+    assert gpt_oss.experts == ExpertsConfig(32, 4, True, Clamp(1.702, 7.0))
+    assert gpt_oss.ropes[0].attention_factor == pytest.approx(0.1 * math.log(32.0) + 1.0)
+    assert (gpt_oss.ropes[0].kind, gpt_oss.ropes[0].truncate, gpt_oss.eos_token_ids) == ("yarn", False, {200_002})
     granite = read("Granite-3.1-2B")
     assert (granite.scale, granite.embedding_scale, granite.residual_scale) == (1 / 64, 12.0, 0.22)
     assert (granite.logits_divisor, granite.head_dim) == (8.0, 64)

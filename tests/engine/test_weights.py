@@ -158,8 +158,8 @@ def test_every_tensor_comes_to_its_place(shape: Shape, dtype: torch.dtype) -> No
     files = weight_files(folder)
     assert len(files) >= shape.shards
     on_disk = {name: tensor.to(dtype) for file in files for name, tensor in load_file(file).items()}
-    _, views = allocate(config, dtype, CPU)
-    assert set(views) == set(on_disk)
+    _, places = allocate(config, dtype, CPU)
+    assert set(places) == set(on_disk)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert len(seen) == len(on_disk)
     assert (

@@ -29,18 +29,25 @@ class Case:
     keys: list[torch.Tensor]  # per sequence float32 [kv_len, kv_heads, head_dim]
     values: list[torch.Tensor]
 
-    def run(self, ops: Backend, scale: float = 0.25, window: int = 0, soft_cap: float = 0.0) -> torch.Tensor:
+    def run(
+        self,
+        ops: Backend,
+        scale: float = 0.25,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         paging = Paging(self.block_table, self.query_start, self.kv_len)
-        return attend(ops, self.query, (self.k_cache, self.v_cache), paging, scale, window, soft_cap)
+        return attend(ops, self.query, (self.k_cache, self.v_cache), paging, scale, window, soft_cap, sinks)
 
 
 def attend(
     ops: Backend, query: torch.Tensor, caches: Sequence[torch.Tensor], paging: Paging, scale: float = 0.25,
-    window: int = 0, soft_cap: float = 0.0,
+    window: int = 0, soft_cap: float = 0.0, sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Attention over by_position caches, brought into the backend's layout."""
     keys, values = (laid_out(cache, ops.kv_layout, keys=number == 0) for number, cache in enumerate(caches))
-    return ops.paged_attention(query, keys, values, paging, scale, window, soft_cap)
+    return ops.paged_attention(query, keys, values, paging, scale, window, soft_cap, sinks)
 
 
 def make_case(
@@ -82,7 +89,9 @@ def make_case(
     return Case(query, *caches, table, starts, kv_len, *dense)
 
 
-def dense_attention(case: Case, scale: float = 0.25, window: int = 0, soft_cap: float = 0.0) -> torch.Tensor:
+def dense_attention(
+    case: Case, scale: float = 0.25, window: int = 0, soft_cap: float = 0.0, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """The definition, in float64, one query at a time."""
     out = torch.zeros(case.query.shape, dtype=torch.float64)
     heads, kv_heads = case.query.shape[1], case.k_cache.shape[2]
@@ -95,7 +104,9 @@ def dense_attention(case: Case, scale: float = 0.25, window: int = 0, soft_cap: 
             score = torch.einsum("hd,khd->hk", case.query[row].double(), wide_keys[first : position + 1]) * scale
             if soft_cap:
                 score = soft_cap * torch.tanh(score / soft_cap)
-            out[row] = torch.einsum("hk,khd->hd", score.softmax(-1), wide_values[first : position + 1])
+            sink = torch.full((heads, 1), float("-inf")) if sinks is None else sinks.view(-1, 1)
+            weights = torch.cat((score, sink.double()), dim=1).softmax(-1)[:, :-1]
+            out[row] = torch.einsum("hk,khd->hd", weights, wide_values[first : position + 1])
     return out
 
 
@@ -154,6 +165,26 @@ def test_soft_cap(ops: Backend, soft_cap: float) -> None:
     assert_close(case.run(ops, 1.0, 0, soft_cap), dense_attention(case, 1.0, 0, soft_cap))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_sink_for_each_head(ops: Backend, dtype: torch.dtype, window: int) -> None:
+    # below all scores, among them and above; alone, and with spans that threads share
+    sinks = torch.tensor([-200.0, -1.0, 0.5, 2.0, 9.0, 1.5])
+    for lengths in ([*MIXED, (600, 90)], [(1100, 1)]):
+        case = make_case(lengths, heads=6, kv_heads=2, block_size=16, window=window, dtype=dtype)
+        want = dense_attention(case, window=window, sinks=sinks)
+        assert_close(case.run(ops, window=window, sinks=sinks), want)
+        assert (want[: int(case.query_start[-1]), 4].abs().amax(1) < 0.1).any(), "the largest sink takes nearly all"
+        gone = case.run(ops, window=window, sinks=torch.full((6,), -1e30))
+        assert torch.equal(gone, case.run(ops, window=window))
+
+
+def test_a_sink_that_is_not_a_number_comes_out(ops: Backend) -> None:
+    case = make_case([(40, 2)], padding=0)
+    got = case.run(ops, sinks=torch.tensor([0.0, float("nan"), 0.0, 0.0]))
+    assert got[:, 1].isnan().all() and got[:, [0, 2, 3]].isfinite().all()
+
+
 def test_large_scores_stay_finite(ops: Backend) -> None:
     case = make_case([(70, 70), (200, 1)])
     case.query *= 1000.0
@@ -202,11 +233,12 @@ def test_int8_is_off_by_no_more_than_its_steps(ops: Backend) -> None:
 def test_bits_do_not_depend_on_chunks_or_neighbours(
     ops: Backend, threads: int, window: int, dtype: torch.dtype, block_size: int
 ) -> None:
+    sinks = torch.linspace(-2, 2, 6) if window else None
     whole, others = (
         make_case(lengths, heads=6, kv_heads=2, head_dim=24, block_size=block_size, dtype=dtype, padding=0, seed=seed)
         for seed, lengths in enumerate(([(130, 130)], [(77, 1), (50, 33), (130, 2)]))
     )
-    want = whole.run(ops, window=window)
+    want = whole.run(ops, window=window, sinks=sinks)
     cache = [torch.cat(pair) for pair in ((whole.k_cache, others.k_cache), (whole.v_cache, others.v_cache))]
     table = torch.full((4, max(whole.block_table.shape[1], others.block_table.shape[1])), NOBODY, dtype=torch.int32)
     table[1:, : others.block_table.shape[1]] = others.block_table + len(whole.k_cache)
@@ -217,12 +249,12 @@ def test_bits_do_not_depend_on_chunks_or_neighbours(
             end = min(begin + size, 130)
             rows = whole.query[begin:end]
             paging = Paging(table[:1], torch.tensor([0, end - begin]).int(), torch.tensor([end]).int())
-            alone = attend(ops, rows, cache, paging, 0.25, window)
+            alone = attend(ops, rows, cache, paging, 0.25, window, sinks=sinks)
             assert torch.equal(alone, want[begin:end]), f"queries {begin} to {end}, alone"
             starts = torch.cat((torch.zeros(1), end - begin + others.query_start)).int()
             kv_len = torch.cat((torch.tensor([end]), others.kv_len)).int()
             batch = torch.cat((rows, others.query))
-            beside = attend(ops, batch, cache, Paging(table, starts, kv_len), 0.25, window)
+            beside = attend(ops, batch, cache, Paging(table, starts, kv_len), 0.25, window, sinks=sinks)
             assert torch.equal(beside[: end - begin], want[begin:end]), f"queries {begin} to {end}, beside others"
 
 
@@ -233,18 +265,20 @@ def test_bits_of_a_long_sequence_do_not_depend_on_who_computes_its_spans(
 ) -> None:
     """Alone its last query is shared out among threads; in a chunk, or beside others, or on one thread it is not."""
     length, last = 1100, 40
+    sinks = torch.linspace(-2, 2, 6) if window else None
     case = make_case([(length, last)], heads=6, kv_heads=2, head_dim=32, block_size=16, dtype=dtype, padding=0)
-    assert_close(case.run(ops, window=window), dense_attention(case, window=window))
+    assert_close(case.run(ops, window=window, sinks=sinks), dense_attention(case, window=window, sinks=sinks))
     many = [case.block_table] * 9
     torch.set_num_threads(1)
-    want = case.run(ops, window=window)
+    want = case.run(ops, window=window, sinks=sinks)
     for threads in (1, 2, 3, 5):
         torch.set_num_threads(threads)
-        chunk = case.run(ops, window=window)
+        chunk = case.run(ops, window=window, sinks=sinks)
         for queries in (1, 3, last):
             rows = case.query[last - queries :]
             ends = torch.tensor([0, queries]).int()
-            alone = attend(ops, rows, (case.k_cache, case.v_cache), Paging(many[0], ends, case.kv_len), 0.25, window)
+            cache, paging = (case.k_cache, case.v_cache), Paging(many[0], ends, case.kv_len)
+            alone = attend(ops, rows, cache, paging, 0.25, window, sinks=sinks)
             assert torch.equal(alone, chunk[last - queries :]), f"{queries} queries on {threads} threads"
         ends, kv_len = torch.arange(10).int(), torch.full((9,), length).int()
         batch = attend(
@@ -254,6 +288,7 @@ def test_bits_of_a_long_sequence_do_not_depend_on_who_computes_its_spans(
             Paging(torch.cat(many), ends, kv_len),
             0.25,
             window,
+            sinks=sinks,
         )
         assert all(torch.equal(row, chunk[-1]) for row in batch), f"among nine on {threads} threads"
         assert torch.equal(chunk, want), f"{threads} threads"

@@ -39,7 +39,7 @@ class Model:
     ops: Backend
     dtype: torch.dtype
     middle: int
-    around: bool = False  # norms around the branches, sums without one, scales, the other gate and every rotation
+    around: bool = False  # norms around the branches, sums without one, scales, sinks, the other gate, all rotations
 
     def matrix(self, outputs: int, inputs: int, seed: int) -> Matrix:
         return packed(self.ops, randn(outputs, inputs, dtype=self.dtype, seed=seed))
@@ -66,7 +66,8 @@ class Model:
         x = residual = ops.embedding(self.table, 3.5)
         for layer in range(2):
             query = ops.rotate_and_store(ops.linear(x, self.qkv[layer], self.qkv_bias), layer, self.rotations[layer])
-            seen = ops.paged_attention(query, layer, 0.25, window=5)
+            sinks = randn(HEADS, dtype=torch.float32, seed=12 + layer)  # nobody else keeps them
+            seen = ops.paged_attention(query, layer, 0.25, window=5, sinks=sinks)
             branch = ops.rms_norm(ops.linear(seen, self.out, None, 0.3), self.norm, 1e-5)
             x, residual = ops.add_rms_norm(branch, residual, self.norm, 1e-5)
             gated = ops.gelu_mul(ops.linear(x, self.gate_up, self.gate_up_bias))

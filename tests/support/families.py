@@ -66,6 +66,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name → architecture, what
     "mixtral": ("Mixtral", {
         "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128, "sliding_window": WINDOW,
     }),
+    "gpt-oss": ("GptOss", {
+        "head_dim": 24, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 128, "sliding_window":
+        WINDOW, "swiglu_limit": 1.25, "rope_parameters": {**YARN, "truncate": False},
+    }),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
     "llama-dynamic": ("Llama", {
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}, "max_position_embeddings":
@@ -110,8 +114,8 @@ def draw(model: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                torch.nn.init.normal_(parameter, std=0.3)
+            if name.endswith(("bias", "sinks")):
+                torch.nn.init.normal_(parameter, std=1.0 if name.endswith("sinks") else 0.3)
             elif "norm" in name:
                 torch.nn.init.uniform_(parameter, 0.5 - offset, 1.5 - offset)
             elif "embed" in name:

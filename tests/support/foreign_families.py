@@ -37,7 +37,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent_gemma": ("RecurrentGemmaForCausalLM", _SHARED),
     "qwen3_next": ("Qwen3NextForCausalLM", {**_SHARED, "num_hidden_layers": 4}),
     "stablelm": ("StableLmForCausalLM", _SHARED),
-    "gpt_oss": ("GptOssForCausalLM", {**_SHARED, "head_dim": 16, "num_local_experts": 4}),
+    "granite_swa": ("GraniteSWAForCausalLM", {**_SHARED, "sliding_window": 24}),
     "llama4_text": (
         "Llama4ForCausalLM",
         {**_SHARED, "head_dim": 16, "num_local_experts": 4, "pad_token_id": 2, "attention_chunk_size": 32},

@@ -20,6 +20,16 @@ _SMALL: dict[str, Any] = {
     "vocab_size": 320, "intermediate_size": 256, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 1,
     "pad_token_id": None, "dtype": "float32",
 }  # fmt: skip
+_GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True, "attention_dropout": 0.0,
+    "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+    "max_position_embeddings": 131_072, "num_attention_heads": 64, "num_experts_per_tok": 4, "num_key_value_heads": 8,
+    "output_router_logits": False, "rms_norm_eps": 1e-5, "rope_theta": 150_000, "sliding_window": 128, "swiglu_limit":
+    7.0, "tie_word_embeddings": False, "rope_scaling": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096, "rope_type":
+        "yarn", "truncate": False,
+    },
+}  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {  # name → its config.json
     "Llama-3.1-8B": {
         **_SMALL, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size":
@@ -102,6 +112,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # name → its config.json
         "num_key_value_heads": 8, "num_local_experts": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0,
         "sliding_window": None, "tie_word_embeddings": False,
     },
+    "gpt-oss-20b": {  # one layer of each kind; fewer and narrower experts
+        **_SMALL, **_GPT_OSS, "intermediate_size": 64, "layer_types": ["sliding_attention", "full_attention"],
+        "num_local_experts": 8,
+    },
 }  # fmt: skip
 FULL_SIZES: dict[str, dict[str, int]] = {  # name → what is narrowed above, as published
     "Llama-3.1-8B": {"vocab_size": 128_256, "intermediate_size": 14_336},
@@ -118,6 +132,7 @@ FULL_SIZES: dict[str, dict[str, int]] = {  # name → what is narrowed above, as
         "vocab_size": 151_936, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
     },
     "Mixtral-8x7B": {"vocab_size": 32_000, "intermediate_size": 14_336, "num_local_experts": 8},
+    "gpt-oss-20b": {"vocab_size": 201_088, "intermediate_size": 2880, "num_local_experts": 32},
 }  # fmt: skip
 _FULL: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "bfloat16"}
 WHOLE: dict[str, dict[str, Any]] = {  # name → what its config.json says, for its reading alone
@@ -159,5 +174,14 @@ WHOLE: dict[str, dict[str, Any]] = {  # name → what its config.json says, for 
         "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "residual_multiplier": 0.22,
         "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 5_000_000.0, "tie_word_embeddings": True,
         "vocab_size": 49_155,
+    },
+    "gpt-oss-20b": {
+        **_GPT_OSS, "eos_token_id": 200_002, "pad_token_id": 199_999, "intermediate_size": 2880, "layer_types":
+        ["sliding_attention", "full_attention"] * 12, "num_hidden_layers": 24, "num_local_experts": 32,
+        "router_aux_loss_coef": 0.9, "use_cache": True, "vocab_size": 201_088, "quantization_config": {
+            "quant_method": "mxfp4", "modules_to_not_convert": [
+                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+            ],
+        },
     },
 }  # fmt: skip
