@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headrace.clients import Client
-from headrace.worker.cluster import slot_of, url_at
+from headrace.worker.cluster import slot_of
 from headrace.worker.errors import ServerUnsuitableError
 from tests.support.cluster import Cluster
 from tests.support.rig import Rig
@@ -92,8 +92,6 @@ def test_every_node_must_keep_what_it_has(cluster: Cluster, rig: Rig) -> None:
         cluster.nodes[2].client().config_set("maxmemory-policy", "noeviction")
 
 
-def test_slots_and_addresses() -> None:
+def test_slots() -> None:
     assert slot_of("headrace:{default}:jobs") == slot_of(b"headrace:{default}:worker:x")
     assert slot_of("foo") == 12182
-    assert url_at("rediss://user:p%40ss@one:6379/0?a=b", ("two", 7000)) == "rediss://user:p%40ss@two:7000/0?a=b"
-    assert url_at("redis://one", ("::1", 7000)) == "redis://[::1]:7000"
