@@ -13,8 +13,10 @@ import pytest
 import redis
 
 from tests.support.server import Server, start_server
+from tests.support.worker_process import wait_until
 
 NUM_SLOTS = 16384
+_ARGUMENTS = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--save", "")
 
 
 @dataclass
@@ -27,6 +29,11 @@ class Cluster:
     def url(self) -> str:
         """Address of the first node."""
         return self.nodes[0].url
+
+    @property
+    def whole_url(self) -> str:
+        """Address by all nodes."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
     def client(self) -> redis.RedisCluster:
         """A client that knows of all nodes."""
@@ -54,6 +61,27 @@ class Cluster:
         ):  # the new owner first, so that it bumps its epoch
             raw(node, "CLUSTER", "SETSLOT", slot, "NODE", ids[target])
 
+    def add_replica(self, tmp_path: Path, of: int) -> Server:
+        """Start a replica of a master, and wait until all nodes know it and it has all that the master has."""
+        replica = start_server(tmp_path, *_ARGUMENTS, "--cluster-port", str(_free_port()))
+        [_, bus_port] = raw(self.nodes[0], "CONFIG", "GET", "cluster-port")
+        raw(replica, "CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port, int(bus_port))
+        master_id = raw(self.nodes[of], "CLUSTER", "MYID")
+        self.nodes.append(replica)
+        wait_until(lambda: all(_num_known(node) == len(self.nodes) for node in self.nodes))
+        raw(replica, "CLUSTER", "REPLICATE", master_id)
+        wait_until(lambda: all(_num_replicas(node, self.nodes[of].port) == 1 for node in self.nodes))
+        wait_until(lambda: b"master_link_status:up" in raw(replica, "INFO", "replication"))
+        return replica
+
+
+def _num_known(node: Server) -> int:
+    return int(raw(node, "CLUSTER", "INFO").split(b"cluster_known_nodes:")[1].split()[0])
+
+
+def _num_replicas(node: Server, master_port: int) -> int:
+    return next(len(row) - 3 for row in raw(node, "CLUSTER", "SLOTS") if row[2][1] == master_port)
+
 
 def raw(node: Server, *command: object) -> Any:
     """A node's reply as it comes."""
@@ -72,8 +100,7 @@ def _free_port() -> int:
 
 def start_cluster(tmp_path: Path) -> Cluster:
     """Three masters on the loopback, ready when this returns."""
-    arguments = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--save", "")
-    nodes = [start_server(tmp_path, *arguments, "--cluster-port", str(_free_port())) for _ in range(3)]
+    nodes = [start_server(tmp_path, *_ARGUMENTS, "--cluster-port", str(_free_port())) for _ in range(3)]
     [_, bus_port] = raw(nodes[0], "CONFIG", "GET", "cluster-port")
     for number, node in enumerate(nodes):
         first, last = number * NUM_SLOTS // 3, (number + 1) * NUM_SLOTS // 3 - 1
