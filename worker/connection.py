@@ -31,7 +31,7 @@ _NOT_ENOUGH: Final = object()
 # The command is not known to have done anything, and the reason passes: the same bytes again are right.
 AGAIN: Final = frozenset(
     {"LOST", "LOADING", "OOM", "READONLY", "MISCONF", "TRYAGAIN", "NOSCRIPT"}
-    | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY"}
+    | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY", "UNBLOCKED"}
 )
 # The node is not, or not yet, the one that takes writes.
 _LEAVE_ON: Final = frozenset({"READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"})
@@ -174,10 +174,11 @@ class Link:
                 outcomes.append(read())  # noqa: PERF401  those before a failure are kept
         except LinkError as error:
             outcomes += [Failed("LOST", str(error))] * (num_commands - len(outcomes))
-        self._heed(outcomes)
+        self.heed(outcomes)
         return outcomes
 
-    def _heed(self, outcomes: list[Any]) -> None:
+    def heed(self, outcomes: Sequence[Any]) -> None:
+        """Do what errors of the server call for. `exchange` does it by itself, `read` does not."""
         codes = {outcome.code for outcome in outcomes if isinstance(outcome, Failed)}
         if "NOSCRIPT" in codes:
             self._scripts_loaded = False
