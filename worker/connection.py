@@ -20,6 +20,7 @@ from redis import exceptions as redis_errors
 
 from ..clients.address import Address, Node
 from ..clients.connect import make_pool
+from ..clients.tls import tls_hint, tls_trouble
 from . import lua
 from .errors import LinkError
 from .lua import Args, Command
@@ -137,7 +138,7 @@ class Link:
                 self._connection.connect()
             except (redis_errors.RedisError, OSError) as error:
                 self.close()
-                raise LinkError(str(error)) from error
+                raise LinkError(tls_trouble(error) or tls_hint(error) or str(error)) from error
             self._socket = self._connection._sock  # redis-py has no public way to it
             self._reader = _new_reader()
             self.generation += 1

@@ -10,6 +10,7 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,6 +123,12 @@ def binaries() -> list[ParameterSet]:
 
 def _if_there(binary: Path | None, name: str, reason: str) -> ParameterSet:
     return pytest.param(binary, id=name, marks=pytest.mark.skipif(binary is None, reason=reason))
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
