@@ -34,6 +34,9 @@ AGAIN: Final = frozenset(
     {"LOST", "LOADING", "OOM", "READONLY", "MISCONF", "TRYAGAIN", "NOSCRIPT"}
     | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY", "UNBLOCKED"}
 )
+FORBIDDEN: Final = "NOPERM"
+# How servers say it of a command in a script: Redis 7.0; later ones and Valkey.
+_FORBIDDEN_IN_SCRIPT: Final = ("The user executing the script can't", "ACL failure in script")
 # The node is not, or not yet, the one that takes writes.
 _LEAVE_ON: Final = frozenset({"READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"})
 _hiredis: Any = hiredis  # its types say that a command has one argument
@@ -53,12 +56,14 @@ class Failed:
         return self.code in AGAIN
 
 
+def as_failed(error: str) -> Failed:
+    """An error of the server in its parts."""
+    code, _, message = error.partition(" ")
+    return Failed(FORBIDDEN if message.startswith(_FORBIDDEN_IN_SCRIPT) else code, message)
+
+
 class _ReplyError(Exception):
     """An error as hiredis hands it out; never raised."""
-
-    def outcome(self) -> Failed:
-        code, _, message = str(self).partition(" ")
-        return Failed(code, message)
 
 
 # What an address may say of a client or a pool, or against what is decided here.
@@ -209,7 +214,7 @@ class Link:
         while reply is _NOT_ENOUGH:
             self._receive()
             reply = self._reader.gets()
-        return reply.outcome() if type(reply) is _ReplyError else reply
+        return as_failed(str(reply)) if type(reply) is _ReplyError else reply
 
     def _receive(self) -> None:
         try:
