@@ -142,6 +142,10 @@ class PasswordFile(CredentialProvider):
             raise ConnectionError(f"the password file {self.path} cannot be read: {reason}") from None
         return (password,) if self.username is None else (self.username, password)
 
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """As get_credentials: such a file is small and near."""
+        return self.get_credentials()
+
 
 def with_option(url: str, name: str, value: str) -> str:
     """The address with one more option."""

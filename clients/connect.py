@@ -59,7 +59,7 @@ def check_url(url: str) -> str:
 
 def make_pool(address: Address, options: Options) -> redis.ConnectionPool:
     """A pool for one server, or for the master that sentinels name. `options` are redis-py's, all of them."""
-    options = {"retry": Retry(NoBackoff(), 0), **_SAY_NO_LIBRARY, **options}
+    options = _for(address, {"retry": Retry(NoBackoff(), 0), **_SAY_NO_LIBRARY, **options})
     check_tls(address, options)
     with _refusing():
         if address.kind == "sentinel":
@@ -84,7 +84,7 @@ def make_finder(address: Address, options: Options) -> sentinel.MasterFinder:
 
 def make_async_pool(address: Address, options: Options) -> aio.ConnectionPool:
     """As make_pool."""
-    options = {"retry": AsyncRetry(NoBackoff(), 0), **_SAY_NO_LIBRARY, **options}
+    options = _for(address, {"retry": AsyncRetry(NoBackoff(), 0), **_SAY_NO_LIBRARY, **options})
     check_tls(address, options)
     with _refusing():
         if address.kind == "sentinel":
@@ -131,6 +131,11 @@ def _kind(address: Address, module: Any) -> Any:
     if address.path:
         return module.UnixDomainSocketConnection
     return module.SSLConnection if address.tls else module.Connection
+
+
+def _for(address: Address, options: Options) -> dict[str, Any]:
+    """Without what a socket does not take."""
+    return {name: value for name, value in options.items() if not (address.path and name.startswith("socket_keep"))}
 
 
 def _place(address: Address) -> dict[str, Any]:

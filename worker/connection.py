@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import SystemRandom
 from typing import Any, Final, cast
 
 import hiredis
@@ -25,6 +26,7 @@ from . import lua
 from .errors import LinkError
 from .lua import Args, Command
 
+_RANDOM = SystemRandom()
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _READ_BYTES = 1 << 16
@@ -195,7 +197,8 @@ class Link:
     def _back_off(self, reason: str) -> None:
         self.last_error = reason
         self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        self._next_try_s = time.monotonic() + self._pause_s
+        # not all at once, when a server comes back to a thousand workers
+        self._next_try_s = time.monotonic() + self._pause_s * _RANDOM.uniform(0.5, 1.0)
         self.close()
 
     def send(self, *commands: Command) -> None:
