@@ -72,18 +72,20 @@ class Inbox:
     def _taken(self, streams: tuple[str, ...], sent_s: float, outcome: Any) -> None:
         if isinstance(outcome, Failed):
             self._context.reconcile = True  # what it has taken is in the own pending list
+            self._not_taken("any", outcome)
             return
         self.took_nothing = True
         for index, entries in cast("list[tuple[int, Any]]", outcome):
             if isinstance(entries, bytes):
-                self._take_failed(streams[index - 1], as_failed(entries.decode("utf-8", "replace")))
+                self._not_taken(streams[index - 1], as_failed(entries.decode("utf-8", "replace")))
             elif entries:
                 self.took_nothing = False
                 self.deliver(streams[index - 1], entries, sent_s)
 
-    def _take_failed(self, stream: str, failed: Failed) -> None:
+    def _not_taken(self, stream: str, failed: Failed) -> None:
         if failed.code == "NOGROUP":
             self.groups_missing = True
+        if failed.code == "NOGROUP" or failed.again:
             return
         self._pause()
         if failed.code == FORBIDDEN:
@@ -110,9 +112,8 @@ class Inbox:
     def blocking_taken(self, outcome: Any, sent_s: float) -> None:
         """Take the reply to `blocking_take`, which was sent at monotonic `sent_s`."""
         if isinstance(outcome, Failed):
-            if not outcome.again:
-                self._take_failed("any", outcome)
             self._context.reconcile = True
+            self._not_taken("any", outcome)
             return
         for stream, entries in outcome or ():
             self.deliver(stream.decode(), entries, sent_s)
