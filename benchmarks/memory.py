@@ -7,6 +7,7 @@ the machine is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -29,6 +30,7 @@ PAYLOADS = (100, 1_000, 8_000)  # bytes
 TOKENS = (1, 16, 64, 256, 1_024)
 JOINED = 10  # tokens an entry, as with --flush-interval 100ms at 100 tokens a second
 SMALL_NODE_BYTES = 512  # of stream-node-max-bytes, whose default is 4096
+READER = "connection that waits for a stream"
 _FP, _A = "0123456789abcdef" * 4, 1_800_000_000_000
 _PER_PIPELINE = 200
 
@@ -128,6 +130,21 @@ def measure(client: Any, thing: Thing, count: int) -> float:
     return (used_bytes(client) - before) / count
 
 
+def measure_connections(client: Any, count: int) -> float:
+    """Bytes that each of `count` connections takes that waits for a stream."""
+    before, pool = used_bytes(client), client.connection_pool
+    waiting = [pool.get_connection() for _ in range(count)]
+    for each in waiting:
+        each.send_command("XREAD", "BLOCK", 0, "STREAMS", KEYS.out("nobody"), "0-0")
+    while client.info("clients")["blocked_clients"] < count:
+        time.sleep(0.01)
+    each_bytes = (used_bytes(client) - before) / count
+    for each in waiting:
+        each.disconnect()
+        pool.release(each)
+    return each_bytes
+
+
 def used_bytes(client: Any) -> int:
     """What the server's allocator has given out."""
     return int(client.info("memory")["used_memory"])
@@ -148,6 +165,8 @@ def section(settings: Settings, say: Say) -> Section:
                 for thing in things():
                     count = max(least, most_entries // thing.entries)
                     costs.append(Cost(name, node_bytes, thing.name, count, measure(client, thing, count)))
+                count = 50  # redis-py lends no more than 100
+                costs.append(Cost(name, node_bytes, READER, count, measure_connections(client, count)))
     return report(costs)
 
 

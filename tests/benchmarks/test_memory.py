@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import memory, million
-from benchmarks.memory import Thing, events, measure, stream, things, used_bytes
+from benchmarks.memory import READER, Thing, events, measure, stream, things, used_bytes
 from benchmarks.rig import connect
 from benchmarks.settings import Settings
 from headrace.clients.keys import Keys
@@ -19,7 +19,8 @@ def test_every_thing_is_measured_on_a_server(tmp_path) -> None:
     section = memory.section(Settings(tmp_path, quick=True), lambda _: None)
     each, fitted = section.tables
     found = {str(row[0]): row[1:] for row in each.rows}
-    assert list(found) == [thing.name for thing in things()]
+    assert list(found) == [*(thing.name for thing in things()), READER]
+    assert all(1 * KIB < value < 64 * KIB for value in found[READER])
     for size in memory.PAYLOADS:
         assert all(size < value < 1.5 * size + 200 for value in found[f"job, waiting, payload of {size:,} B"])
     default, small = found["stream, queued only"]
