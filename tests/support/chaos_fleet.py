@@ -84,19 +84,20 @@ def run_to_the_end(
 ) -> None:
     """Let the fleet's plan happen and wait until no job is left."""
     end_s, told_s = time.monotonic() + limit_s, time.monotonic()
-    while fleet.turn() or (left := _num_left(producer)) != 0:
+    while fleet.turn() or (left := num_left(producer)) != 0:
         if time.monotonic() - told_s > every_s:
             told_s = time.monotonic()
-            tell(f"{len(producer.jobs)} jobs, {_num_left(producer)} left, {fleet.num_kills} kills")
+            tell(f"{len(producer.jobs)} jobs, {num_left(producer)} left, {fleet.num_kills} kills")
         if time.monotonic() > end_s:
             raise AssertionError(f"{left} jobs are left after {limit_s} s\n" + logs_of(fleet.workers))
         time.sleep(0.02)
 
 
-def _num_left(producer: Producer) -> int:
+def num_left(producer: Producer) -> int:
+    """Jobs that are not acknowledged; -1 if nobody can tell."""
     try:
         return producer.num_left()
-    except redis.RedisError:  # the server is being restarted
+    except (redis.RedisError, redis.RedisClusterException):  # the server is being restarted
         return -1
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,19 +15,21 @@ import redis
 from headrace.clients.keys import Keys
 from tests.support.chaos_checker import Judgement, Report, judge, read_report
 from tests.support.chaos_load import Job, Producer
-from tests.support.server import Server
 from tests.support.worker_process import wait_until
 
 
 class ChaosQueue:
     """The queue `default` under a prefix of its own."""
 
-    def __init__(self, server: Server, prefix: str, chance: random.Random) -> None:
+    def __init__(self, server: Any, prefix: str, chance: random.Random, tally: Counter[str]) -> None:
+        """`server`: whatever has a `url` for workers and a `client()`."""
         self.server = server
+        self.tally = tally
         self.prefix = prefix
         self.raw: redis.Redis = server.client()
         self.keys = Keys(prefix, "default")
-        self.producer = Producer(server.url, self.raw, prefix, chance)
+        target = server.url if isinstance(self.raw, redis.Redis) else self.raw  # a cluster's client knows all nodes
+        self.producer = Producer(target, self.raw, prefix, chance)
         self.judged = False
 
     @property
@@ -79,7 +82,10 @@ class ChaosQueue:
         """The verdict over everything, when all has come to rest."""
         self.wait_empty()
         self.judged = True
-        return judge(self.raw, self.prefix, self.jobs, **options)
+        found = judge(self.raw, self.prefix, self.jobs, **options)
+        # A verdict may be asked for again, over more: the greater counts hold.
+        self.tally |= Counter(jobs=len(self.jobs), ends=found.reasons.total(), attempts=found.num_attempts)
+        return found
 
     def close(self) -> None:
         """Delete what is left, and give the connections back."""

