@@ -43,7 +43,7 @@ def queue(cluster: Cluster, queue_on: Callable[[Cluster], ChaosQueue]) -> ChaosQ
 
 @pytest.fixture
 def fleet(queue: ChaosQueue, spawn: Callable[..., Worker], chance: random.Random) -> Fleet:
-    return Fleet(lambda: spawn(queue, step_time_s=0.01), 3, chance)
+    return Fleet(lambda: spawn(queue, step_time_s=0.01, lease_s=5.0), 3, chance)
 
 
 def run(fleet: Fleet, queue: ChaosQueue, traffic: Traffic, limit_s: float) -> None:
@@ -108,17 +108,29 @@ def test_masters_killed_under_load(
     queue.jobs.update(jobs)
     traffic = Traffic(cluster.targets, queue.prefix, jobs, over_s)
 
+    t0 = time.time()*1000
     def kill(number: int) -> None:
+        cluster.heal()
         master = cluster.owner_of(queue.keys.out(chance.choice(list(jobs))) if number % 2 else queue.keys.jobs())
         replica = cluster.replica_of(master)
         has, node = cluster.holding(master), cluster.nodes[replica]
+        from tests.support.cluster import raw
+        import sys
+        om = [l for l in raw(cluster.nodes[master], "INFO", "replication").decode().splitlines() if "offset" in l or "lag" in l]
+        orr = [l for l in raw(cluster.nodes[replica], "INFO", "replication").decode().splitlines() if "offset" in l or "link" in l or "last_io" in l or "sync" in l]
+        killed = time.time()*1000
         losses.failovers.append(watch_promotion(node, queue.keys, has, cluster.nodes[master].kill))
+        f = losses.failovers[-1]
+        sys.stderr.write(f"failover {master}->{replica} of queue {number%2==0} at {killed-t0:.0f} took {f.at_ms-killed:.0f} newest {[f'{i[0]-t0:.0f}' for i in f.newest_jobs.values()]} streams {len(f.streams)} {om} {orr}\n")
         cluster.num_failovers += 1
         fleet.later(chance.uniform(0, 1), cluster.heal)
 
     fleet.fire(0, 0, over_s / kills / 2, *[lambda each=number: kill(each) for number in range(kills)])
     run(fleet, queue, traffic, limit_s=over_s + 60)
     fleet.stop()
+    import sys
+    for r in traffic.requests.values():
+        if r.error: sys.stderr.write(f"{r.id} bare {r.is_bare} async {r.is_async} {r.error!r} ids {sum(map(len,r.token_ids.values()))} lostjob {losses.lost_job(r)} loststream {losses.lost_stream(r)}\n")
     found = queue.judge(excused=losses.excused(traffic.requests.values()))
     traffic.check(found)
     num_lost, num_errors = losses.check(traffic.requests.values(), found)

@@ -41,31 +41,42 @@ def watch_promotion(
     client = redis.Redis(port=node.port, protocol=2, single_connection_client=True)
     with contextlib.suppress(redis.ResponseError):  # no node of a cluster
         client.execute_command("READONLY")
-    seen = _look(client, keys)
-    assert seen is not None, "it is the master already"
+    seen = _Seen()
+    assert _look(client, keys, seen), "it is the master already"
     begin()
     end_s = time.monotonic() + timeout_s
-    while (now := _look(client, keys)) is not None:
-        seen = now
+    while _look(client, keys, seen):
         assert time.monotonic() < end_s, "the replica does not take over"
         time.sleep(0.005)
     client.close()
-    return Failover(time.time() * 1000, has, *seen)
+    return Failover(time.time() * 1000, has, seen.newest, seen.streams)
 
 
-def _look(client: redis.Redis, keys: Keys) -> tuple[dict[str, EntryId], frozenset[str]] | None:
-    """What a node has, all at one moment; None if it is a master."""
+@dataclass
+class _Seen:
+    """What a replica had when it was looked at last."""
+
+    newest: dict[str, EntryId] = field(default_factory=dict[str, EntryId])
+    streams: frozenset[str] = frozenset()
+
+
+def _look(client: redis.Redis, keys: Keys, seen: _Seen) -> bool:
+    """Look at what a replica has. False: it is a master."""
     if client.execute_command("ROLE")[0] == b"master":
-        return None
-    newest: dict[str, EntryId] = {}
+        return False
     for stream in keys.all_jobs:
-        newest[stream] = (0, 0)
-        with contextlib.suppress(redis.ResponseError):  # it has no such stream, or another node has
+        try:
             told = client.xinfo_stream(stream)
-            newest[stream] = parse_id(told["last-generated-id"])
+        except redis.exceptions.ClusterDownError:
+            continue  # a replica that knows its master to be dead gives nothing away, nor gets anything new
+        except redis.ResponseError:  # it has no such stream, or another node has
+            seen.newest[stream] = (0, 0)
+        else:
+            seen.newest[stream] = parse_id(told["last-generated-id"])
     head, tail = f"{keys.prefix}:req:{{", "}:out"
     names = [key.decode() for key in client.keys(f"{head}*{tail}")]
-    return newest, frozenset(name[len(head) : -len(tail)] for name in names)
+    seen.streams = frozenset(name[len(head) : -len(tail)] for name in names)
+    return True
 
 
 @dataclass
