@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, cast
-from urllib.parse import urlsplit, urlunsplit
 
 from redis.crc import key_slot
 
+from ..clients.address import Address, Node
 from .connection import Failed, Link
 from .errors import LinkError
 from .frame import hash_tag
@@ -26,22 +26,26 @@ _KEY_AT: Final[dict[bytes, int]] = {b"EVALSHA": 3, b"XGROUP": 2, b"XINFO": 2}
 _WITHOUT_KEY: Final = frozenset({b"TIME", b"INFO", b"SCRIPT"})
 _NOT_CONNECTED: Final = Failed("LOST", "the node is not connected")
 
-Address = tuple[str, int]
 AnyLink: TypeAlias = "Link | ClusterLink"
 
 
 class ClusterLink:
-    """A `Link` to every master. `home_key` decides which node answers commands without a key."""
+    """A `Link` to every master, found by any of the nodes that the address names.
 
-    def __init__(self, url: str, socket_timeout_s: float, name: str, home_key: str) -> None:
-        self._url = url
+    `home_key` decides which node answers commands without a key.
+    """
+
+    def __init__(self, address: Address, socket_timeout_s: float, name: str, home_key: str) -> None:
+        self._address = address
         self._socket_timeout_s = socket_timeout_s
         self._name = name
         self._home_slot = slot_of(home_key)
-        self._seed = Link(url, socket_timeout_s, name)
-        self._links: dict[Address, Link] = {}
+        seeds = [address.at(node) for node in address.nodes] or [address]  # or a node's socket
+        self._seeds = [Link(each, socket_timeout_s, name) for each in seeds]
+        self._refusal = ""  # what a node said instead of telling of its cluster
+        self._links: dict[Node, Link] = {}
         self._gone = 0  # connections of links that are no masters any more
-        self._owners: list[Address | None] = [None] * _NUM_SLOTS
+        self._owners: list[Node | None] = [None] * _NUM_SLOTS
         self._stale = True  # the map of slots is to be read
         self._sent: list[Link | None] = []  # of the commands under way, which went to which node
         self._single: Link | None = None  # of `send` and `read`
@@ -59,7 +63,10 @@ class ClusterLink:
     @property
     def last_error(self) -> str:
         """What the last failure was."""
-        return next((link.last_error for link in (*self._links.values(), self._seed) if link.last_error), "")
+        return next((link.last_error for link in self._known() if link.last_error), "")
+
+    def _known(self) -> list[Link]:
+        return [*self._links.values(), *self._seeds]
 
     def ensure(self) -> bool:
         """Connect to every master, at most as often as the growing pauses allow. False: not now."""
@@ -75,34 +82,36 @@ class ClusterLink:
 
     def connect(self) -> None:
         """Connect to every master. Raises LinkError."""
-        self._seed.connect()
         if not self._read_map():
-            raise LinkError(self.last_error or "the node does not tell of its cluster")
+            raise LinkError(self._refusal or self.last_error or "no node tells of its cluster")
         for link in self._links.values():
             link.connect()
 
     def _read_map(self) -> bool:
-        for link in (*self._links.values(), self._seed):
+        for link in self._known():
             if link.ensure():
                 [reply] = link.exchange([(b"CLUSTER", b"SLOTS")])
-                if not isinstance(reply, Failed) and reply:
-                    self._take_map(reply)
-                    self._seed.close()
+                if isinstance(reply, Failed):
+                    self._refusal = f"{reply.code} {reply.message}"
+                elif reply:
+                    self._take_map(reply, link.node[0])
+                    for seed in self._seeds:
+                        seed.close()
                     return True
         return False
 
-    def _take_map(self, reply: list[Any]) -> None:
-        owners: list[Address | None] = [None] * _NUM_SLOTS
+    def _take_map(self, reply: list[Any], asked: str) -> None:
+        owners: list[Node | None] = [None] * _NUM_SLOTS
         for first, last, master, *_ in reply:
-            host = master[0].decode() if master[0] else urlsplit(self._url).hostname or ""
+            host = master[0].decode() if master[0] else asked  # a node may know its port only
             owners[first : last + 1] = [(host, int(master[1]))] * (last + 1 - first)
         masters = {owner for owner in owners if owner is not None}
-        for address in set(self._links) - masters:
-            link = self._links.pop(address)
+        for node in set(self._links) - masters:
+            link = self._links.pop(node)
             self._gone += link.generation
             link.close()
-        for address in masters - set(self._links):
-            self._links[address] = Link(url_at(self._url, address), self._socket_timeout_s, self._name)
+        for node in masters - set(self._links):
+            self._links[node] = Link(self._address.at(node), self._socket_timeout_s, self._name)
         self._owners = owners
         self._stale = None in owners
 
@@ -174,7 +183,7 @@ class ClusterLink:
 
     def close(self) -> None:
         """Close all sockets. The next `ensure` makes new connections."""
-        for link in (*self._links.values(), self._seed):
+        for link in self._known():
             with contextlib.suppress(LinkError):
                 link.close()
 
@@ -182,11 +191,3 @@ class ClusterLink:
 def slot_of(key: Arg) -> int:
     """Which of the 16,384 slots a key lies in."""
     return int(key_slot(key if isinstance(key, bytes) else str(key).encode()))
-
-
-def url_at(url: str, address: Address) -> str:
-    """The same address with another host and port."""
-    parts = urlsplit(url)
-    user, at, _ = parts.netloc.rpartition("@")
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return urlunsplit(parts._replace(netloc=f"{user}{at}{host}:{address[1]}"))

@@ -17,10 +17,9 @@ from typing import Any, Final, cast
 
 import hiredis
 from redis import exceptions as redis_errors
-from redis.backoff import NoBackoff
-from redis.connection import Connection, parse_url  # pyright: ignore[reportUnknownVariableType]
-from redis.retry import Retry
 
+from ..clients.address import Address, Node
+from ..clients.connect import make_pool
 from . import lua
 from .errors import LinkError
 from .lua import Args, Command
@@ -34,6 +33,8 @@ AGAIN: Final = frozenset(
     {"LOST", "LOADING", "OOM", "READONLY", "MISCONF", "TRYAGAIN", "NOSCRIPT"}
     | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY"}
 )
+# The node is not, or not yet, the one that takes writes.
+_LEAVE_ON: Final = frozenset({"READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"})
 _hiredis: Any = hiredis  # its types say that a command has one argument
 _pack: Callable[[Args], bytes] = _hiredis.pack_command
 
@@ -59,34 +60,39 @@ class _ReplyError(Exception):
         return Failed(code, message)
 
 
-def make_connection(url: str, socket_timeout_s: float, name: str) -> Any:
-    """An unconnected connection of redis-py that never retries."""
-    options = cast("dict[str, Any]", parse_url(url))
-    kind = options.pop("connection_class", Connection)
-    # what an address may say of a client or a pool, or against what is decided here
-    for other in ("retry_on_timeout", "retry_on_error", "decode_responses", "health_check_interval"):
-        options.pop(other, None)
-    for other in ("max_connections", "timeout"):
-        options.pop(other, None)
-    options.update(
-        socket_timeout=socket_timeout_s,
-        socket_connect_timeout=socket_timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-        client_name=name,
-    )
-    return kind(**options)
+# What an address may say of a client or a pool, or against what is decided here.
+_NOT_OURS: Final = (
+    "retry_on_timeout",
+    "retry_on_error",
+    "decode_responses",
+    "health_check_interval",
+    "max_connections",
+)
+
+
+def _options(address: Address, socket_timeout_s: float, name: str) -> dict[str, Any]:
+    return {
+        **{option: value for option, value in address.options.items() if option not in _NOT_OURS},
+        "socket_timeout": socket_timeout_s,
+        "socket_connect_timeout": socket_timeout_s,
+        "protocol": 2,
+        "client_name": name,
+    }
 
 
 class Link:
-    """One connection to one server node. Not thread-safe: each thread has its own.
+    """One connection to one server, or to the master that sentinels name. Not thread-safe: each thread has its own.
 
     `generation` counts the connections made so far: whoever sees it change knows that replies may have been lost and
     that the server may be another one.
     """
 
-    def __init__(self, url: str, socket_timeout_s: float, name: str) -> None:
-        self._connection = make_connection(url, socket_timeout_s, name)
+    def __init__(self, address: Address, socket_timeout_s: float, name: str) -> None:
+        self._pool = make_pool(address, _options(address, socket_timeout_s, name))  # a connection only borrows it
+        self._connection = cast("Any", self._pool.make_connection())
+        # A master without replicas may be one that sentinels have given up.
+        self._leave_on = _LEAVE_ON | {"NOREPLICAS"} if address.kind == "sentinel" else _LEAVE_ON
+        self._is_elsewhere = False  # somebody has seen that the name leads to another node now
         self._socket: socket.socket | None = None
         self._reader = _new_reader()
         self._scripts_loaded = False
@@ -100,8 +106,20 @@ class Link:
         """Whether a socket is open (as far as this side knows)."""
         return self._socket is not None
 
+    @property
+    def node(self) -> Node:
+        """Host and port of the server; empty for a socket."""
+        return str(getattr(self._connection, "host", "")), int(getattr(self._connection, "port", 0) or 0)
+
+    def leave(self) -> None:
+        """Have the next `ensure` make a new connection. Any thread may call it."""
+        self._is_elsewhere = True
+
     def ensure(self) -> bool:
         """Connect if need be, at most as often as the growing pause allows. False: not now."""
+        if self._is_elsewhere:
+            self._is_elsewhere = False
+            self.close()
         if not self.is_connected and time.monotonic() < self._next_try_s:
             return False
         try:
@@ -163,7 +181,7 @@ class Link:
         codes = {outcome.code for outcome in outcomes if isinstance(outcome, Failed)}
         if "NOSCRIPT" in codes:
             self._scripts_loaded = False
-        if codes & {"READONLY", "LOADING"}:
+        if codes & self._leave_on:
             # After a failover the name may lead to another node; a server that loads is asked again after a pause.
             self._back_off(" ".join(sorted(codes)))
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from .connection_url import redact
+from ..clients.address import redact
 from .exit_codes import UsageError
 from .units import format_duration, format_size
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from redis.exceptions import MovedError
 
-from .connection_url import redact
+from ..clients.address import Address, parse_address, redact
+from ..clients.connect import make_cluster, make_pool
+from ..clients.keys import Keys
 from .exit_codes import CommandError, ExitCode
 from .settings import ServerFlags
 
@@ -18,25 +20,48 @@ TIMEOUT_S = 5.0
 
 @contextmanager
 def connected(settings: ServerFlags) -> Generator[redis.Redis]:
-    """A client of the server, which has answered. It gives bytes and never retries. Raises CommandError."""
-    url = settings.url()
-    client = redis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]  (its options are untyped)
-        url,
-        socket_timeout=TIMEOUT_S,
-        socket_connect_timeout=TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-        client_name="headrace-command",
-    )
-    with client:
-        try:
-            client.execute_command("PING")  # pyright: ignore[reportUnknownMemberType]
-            yield client
-        except (redis.ConnectionError, redis.TimeoutError, redis.AuthenticationError) as error:
-            message = f"cannot use the server at {redact(url)}: {error}"
-            raise CommandError(message, ExitCode.SERVER_UNAVAILABLE) from error
+    """A client of the server that has the queue: it gives bytes and never retries. Raises CommandError."""
+    key = Keys(settings.prefix, settings.queue).jobs()
+    address = parse_address(settings.url())
+    with _explained(settings):
+        if address.kind != "cluster":
+            with _single(address) as client:
+                try:
+                    client.execute_command("EXISTS", key)  # pyright: ignore[reportUnknownMemberType]
+                    yield client
+                    return
+                except MovedError:
+                    pass  # a node of a Cluster
+        with make_cluster(address, _options(address)) as cluster:
+            yield cast("Any", cluster).get_node_from_key(key).redis_connection
 
 
 def check_reachable(settings: ServerFlags) -> str:
     """The server's address with its password, once it has answered. Raises CommandError."""
-    with connected(settings):
-        return settings.url()
+    url = settings.url()
+    address = parse_address(url)
+    with _explained(settings):
+        if address.kind == "cluster":
+            make_cluster(address, _options(address)).close()
+        else:
+            with _single(address) as client:
+                client.execute_command("PING")  # pyright: ignore[reportUnknownMemberType]
+    return url
+
+
+def _single(address: Address) -> redis.Redis:
+    return redis.Redis.from_pool(make_pool(address, _options(address)))
+
+
+def _options(address: Address) -> dict[str, object]:
+    limits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+    return {**address.options, **limits, "client_name": "headrace-command", "protocol": 2, "decode_responses": False}
+
+
+@contextmanager
+def _explained(settings: ServerFlags) -> Generator[None]:
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError, redis.RedisClusterException) as error:
+        message = f"cannot use the server at {redact(settings.url())}: {error}"
+        raise CommandError(message, ExitCode.SERVER_UNAVAILABLE) from error

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
 from pydantic_settings import NoDecode
 
+from ..clients.address import DEFAULT_URL, FORMS, parse_address, with_option
 from ..engine.types import EngineConfig
-from .connection_url import DEFAULT_URL, check_url, with_password
 from .exit_codes import UsageError
 from .flags import Flag, FlagSettings
 from .options import LONGEST_FLUSH_INTERVAL_S, WorkerSettings
@@ -20,9 +20,15 @@ _WORKER = WorkerSettings()
 NAME_RULE = "1 to 64 characters of A–Z a–z 0–9 _ . -"
 DURATION_RULE = "a duration such as 30s, 5m or 250ms"
 
+
+def _checked(url: SecretStr) -> SecretStr:
+    parse_address(url.get_secret_value())
+    return url
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
-Url = Annotated[SecretStr, AfterValidator(lambda url: SecretStr(check_url(url.get_secret_value())))]
+Url = Annotated[SecretStr, AfterValidator(_checked)]
 Count = Annotated[int, Field(ge=1)]
 # On the command line the flag may be repeated; its variable holds one text (NoDecode: not a JSON list).
 Texts = Annotated[
@@ -40,8 +46,8 @@ _REVISION_FLAG = Flag(
 )
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]{0,199}$")]
 _URL_FLAG = Flag(
-    "server to use; `rediss://` is TLS, `unix:///path` a socket",
-    "redis://[[user]:password@]host[:port][/db], rediss://… or unix:///path",
+    "server to use, by itself, by its sentinels or by nodes of its Cluster",
+    FORMS,
     metavar="URL",
     panel="Server",
     default=DEFAULT_URL,
@@ -60,17 +66,19 @@ class ServerFlags(FlagSettings):
     prefix: Annotated[Name, Flag("what all keys begin with", NAME_RULE, metavar="NAME", panel="Server")] = "headrace"
 
     def url(self) -> str:
-        """The server's address with its password. Raises UsageError if the password's file cannot be used."""
+        """The server's address with all that leads to it. Raises UsageError if the password's file cannot be used."""
         url = self.redis_url.get_secret_value() if self.redis_url else DEFAULT_URL
         if self.redis_password_file is None:
             return url
         try:
-            password = self.redis_password_file.read_text().strip("\r\n")
-            return with_password(url, password)
+            self.redis_password_file.read_text()
+            url = with_option(url, "password_file", str(self.redis_password_file.absolute()))
+            parse_address(url)
         except OSError as error:
             raise UsageError(f"--redis-password-file {self.redis_password_file}: {error.strerror}") from error
         except ValueError as error:
             raise UsageError(f"--redis-password-file and --redis-url: {error}; give one of them") from error
+        return url
 
 
 class EngineFlags(FlagSettings):

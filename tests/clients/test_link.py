@@ -243,7 +243,7 @@ def test_a_command_that_the_user_may_not_use(own_server: Callable[..., Server]) 
 
 def test_own_connections_never_retry_by_themselves_and_block_less_than_their_limit(server: Server) -> None:
     with Client(server.url) as client:
-        own = client._link._client
+        own = client._link._target.client()
         assert own.get_retry().get_retries() == 0
         limit_s = own.connection_pool.connection_kwargs["socket_timeout"]
         assert client._link.max_block_ms <= limit_s * 500

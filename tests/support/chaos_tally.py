@@ -10,8 +10,10 @@ import pytest
 
 _PROPERTY = "chaos"
 # What is told of each place, in this order; what a test counts under another name is in no table.
-COLUMNS = ("tests", "jobs", "ends", "attempts", "kills", "freezes", "restarts", "moves", "failovers", "lost replies")
-LOSSES = ("jobs lost by the server", "answers lost by the server", "readers", "readers told an error")
+COLUMNS = (
+    *("tests", "jobs", "ends", "attempts", "kills", "freezes", "restarts", "moves", "failovers", "lost replies"),
+    *("readers", "told an error", "lost by servers"),
+)
 
 
 def place_of(item: pytest.Item) -> str:
@@ -46,16 +48,11 @@ class Summary:
         if not self._rows:
             return
         terminalreporter.section("chaos")
-        for line in (*self._table(COLUMNS), "", *self._table(LOSSES)):
-            terminalreporter.write_line(line)
-
-    def _table(self, columns: tuple[str, ...]) -> Iterable[str]:
-        widths = [max(len(column), 7) for column in columns]
-        rows = {place: row for place, row in sorted(self._rows.items()) if any(row[column] for column in columns)}
-        total = sum(rows.values(), Counter[str]())
-        yield _line("", columns, widths)
-        for place, row in (*rows.items(), ("all", total)):
-            yield _line(place, [str(row[column]) for column in columns], widths)
+        widths = [max(len(column), 6) for column in COLUMNS]
+        total = sum(self._rows.values(), Counter[str]())
+        terminalreporter.write_line(_line("", COLUMNS, widths))
+        for place, row in (*sorted(self._rows.items()), ("all", total)):
+            terminalreporter.write_line(_line(place, [str(row[column]) for column in COLUMNS], widths))
 
 
 def _line(first: str, cells: Iterable[str], widths: Iterable[int]) -> str:

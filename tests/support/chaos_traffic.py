@@ -14,10 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import redis
-from redis import asyncio as aio
 
 from headrace.clients import AsyncClient, Client, HeadraceError, WaitTimeoutError
 from headrace.clients.events import Event, Finished, Started, Tokens
@@ -72,12 +71,21 @@ class Request:
             require(not whole or self.texts.get(choice, "") == want.text, f"{self.id}: {self.texts} is not {want.text}")
 
 
+class Servers(Protocol):
+    """Where the traffic goes."""
+
+    def target(self, *, is_async: bool) -> Any:
+        """What a client of the library is made with: an address, or a Redis client."""
+
+    def raw_client(self, *, is_async: bool) -> Any:
+        """A Redis client for bare jobs."""
+
+
 class Traffic:
     """Everything that callers do, from the first job to the last reader's end."""
 
-    def __init__(self, target: Callable[[bool], Any], prefix: str, jobs: Mapping[str, Job], over_s: float) -> None:
-        """`target(is_async)`: a new URL or Redis client for a client of the library."""
-        self._target = target
+    def __init__(self, servers: Servers, prefix: str, jobs: Mapping[str, Job], over_s: float) -> None:
+        self._servers = servers
         self._prefix = prefix
         self._keys = Keys(prefix, "default")
         self._at_rest = threading.Event()
@@ -150,9 +158,8 @@ class Traffic:
     # --- those that wait ----------------------------------------------------------------------------------------------
 
     def _wait_all(self) -> None:
-        target = self._target(False)
-        with Client(target, prefix=self._prefix) as client:
-            raw = redis.Redis.from_url(target) if isinstance(target, str) else target
+        raw = self._servers.raw_client(is_async=False)
+        with Client(self._servers.target(is_async=False), prefix=self._prefix) as client:
             threads = []
             for request in self._mine(is_async=False):
                 time.sleep(self._left_s(request))
@@ -202,8 +209,7 @@ class Traffic:
         asyncio.run(self._await_them())
 
     async def _await_them(self) -> None:
-        target = self._target(True)
-        raw = aio.Redis.from_url(target) if isinstance(target, str) else target
+        raw, target = self._servers.raw_client(is_async=True), self._servers.target(is_async=True)
         async with AsyncClient(target, prefix=self._prefix) as client, asyncio.TaskGroup() as group:
             for request in self._mine(is_async=True):
                 group.create_task(self._aserve(client, raw, request))

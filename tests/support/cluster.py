@@ -39,8 +39,14 @@ class Cluster:
         """Address of the first node that runs."""
         return next(node.url for node in self.nodes if node.pid)
 
-    def targets(self, is_async: bool) -> Any:
-        """A new client of either kind for a client of the library, with redis-py's own settings."""
+    def target(self, *, is_async: bool) -> str | aio.RedisCluster:
+        """What a client of the library is made with: an address of some nodes, or redis-py's own client."""
+        if is_async:
+            return self.raw_client(is_async=True)
+        return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes[:3])}"
+
+    def raw_client(self, *, is_async: bool) -> Any:
+        """A client that knows all nodes."""
         return (aio.RedisCluster if is_async else redis.RedisCluster).from_url(self.url)
 
     def errors(self) -> Counter[str]:
@@ -65,6 +71,10 @@ class Cluster:
             if first <= slot <= last:
                 return self.ids.index(master[2])
         raise AssertionError(f"nobody has slot {slot}")
+
+    def masters(self) -> set[int]:
+        """Indices of the nodes that have slots."""
+        return {self.ids.index(master[2]) for _, _, master, *_ in raw(self._running()[0], "CLUSTER", "SLOTS")}
 
     def replica_of(self, master: int) -> int:
         """Index of a replica of a master, as that master has it."""
@@ -133,8 +143,18 @@ class Cluster:
     def _is_whole(self) -> bool:
         views = [_view(node) for node in self.nodes]
         num_replicas = len(self.nodes) - NUM_MASTERS
-        linked = sum(b"master_link_status:up" in raw(node, "INFO", "replication") for node in self.nodes)
-        return all(is_up and view == views[0][1] for is_up, view in views) and linked == num_replicas
+        return all(is_up and view == views[0][1] for is_up, view in views) and self._num_in_step() == num_replicas
+
+    def _num_in_step(self) -> int:
+        """Replicas that have all that their masters had a moment ago."""
+        said = {node.port: _replication(node) for node in self.nodes}
+        masters = {port: int(each["master_repl_offset"]) for port, each in said.items() if each["role"] == "master"}
+        replicas = [_replication(node) for node in self.nodes if said[node.port]["role"] == "slave"]
+        return sum(
+            each["master_link_status"] == "up"
+            and int(each["slave_repl_offset"]) >= masters.get(int(each["master_port"]), 1 << 62)
+            for each in replicas
+        )
 
     def stop(self) -> None:
         """End all nodes."""
@@ -146,6 +166,12 @@ def _view(node: Server) -> tuple[bool, list[Any]]:
     """Whether a node finds its cluster whole, and whom it takes for the owners of the slots."""
     owners = sorted((first, last, master[2]) for first, last, master, *_ in raw(node, "CLUSTER", "SLOTS"))
     return b"cluster_state:ok" in raw(node, "CLUSTER", "INFO"), owners
+
+
+def _replication(node: Server) -> dict[str, str]:
+    """What a node says of itself as a master or replica."""
+    lines = raw(node, "INFO", "replication").decode().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def slot_of(key: str) -> int:

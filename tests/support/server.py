@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import redis
+from _pytest.mark import ParameterSet
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from headrace.worker.embedded import EmbeddedServer, ServerOptions
-from tests.support.server_kinds import REDIS_7, REDIS_8
+from tests.support.server_kinds import KINDS, REDIS_7, REDIS_8, ServerKind
 
 _numbers = itertools.count(1)
 
@@ -94,6 +95,16 @@ def start_server(
 def redis_binary() -> Path | None:
     """A Redis (not Valkey) binary of this machine, if there is one."""
     return REDIS_8.binary() or REDIS_7.binary()
+
+
+def binaries() -> list[ParameterSet]:
+    """Every kind of server that tests run on, for `parametrize`: its binary, or why the test is skipped."""
+    return [_if_there(kind) for kind in KINDS]
+
+
+def _if_there(kind: ServerKind) -> ParameterSet:
+    binary, reason = kind.binary(), f"no {kind.name} on this machine: {kind.to_get}"
+    return pytest.param(binary, id=kind.name, marks=pytest.mark.skipif(binary is None, reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+from redis import asyncio as aio
 
-from headrace.clients import Client
-from headrace.worker.cluster import slot_of, url_at
+from headrace.clients import AsyncClient, Client
+from headrace.worker.cluster import slot_of
 from headrace.worker.errors import ServerUnsuitableError
 from tests.support.cluster import Cluster
 from tests.support.rig import Rig
@@ -83,6 +85,23 @@ def test_the_client_library_too(cluster: Cluster, rig: Rig) -> None:
             assert client.submit(f"text {number}").result(timeout_s=5).choices[0].text == f"text {number}"
 
 
+async def test_the_async_client_outlives_a_change_of_its_map(cluster: Cluster, rig: Rig) -> None:
+    """redis-py then closes all connections, those that other tasks are about to write to as well."""
+    rig.worker(script="echo")
+    async with aio.RedisCluster.from_url(cluster.url) as own, AsyncClient(own, prefix=rig.prefix) as client:
+
+        async def ask(number: int) -> str:
+            handle = await client.submit(f"text {number}")
+            return (await handle.result(timeout_s=10)).choices[0].text
+
+        answers = asyncio.gather(*[ask(number) for number in range(20)])
+        while not answers.done():
+            await own.aclose()
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert await answers == [f"text {number}" for number in range(20)]
+
+
 def test_every_node_must_keep_what_it_has(cluster: Cluster, rig: Rig) -> None:
     cluster.nodes[2].client().config_set("maxmemory-policy", "allkeys-lru")
     try:
@@ -92,8 +111,6 @@ def test_every_node_must_keep_what_it_has(cluster: Cluster, rig: Rig) -> None:
         cluster.nodes[2].client().config_set("maxmemory-policy", "noeviction")
 
 
-def test_slots_and_addresses() -> None:
+def test_slots() -> None:
     assert slot_of("headrace:{default}:jobs") == slot_of(b"headrace:{default}:worker:x")
     assert slot_of("foo") == 12182
-    assert url_at("rediss://user:p%40ss@one:6379/0?a=b", ("two", 7000)) == "rediss://user:p%40ss@two:7000/0?a=b"
-    assert url_at("redis://one", ("::1", 7000)) == "redis://[::1]:7000"

@@ -1,0 +1,131 @@
+"""From an address to redis-py's clients and pools, for waiting and for asyncio. Nothing is sent yet.
+
+Everything raises ConfigError for options that redis-py does not know or take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import redis
+from redis import asyncio as aio
+from redis import exceptions
+from redis.asyncio import cluster as aio_cluster
+from redis.asyncio import connection as aio_connection
+from redis.asyncio import sentinel as aio_sentinel
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool
+
+from . import sentinel
+from .address import Address
+from .errors import ConfigError
+
+# Of a server's options, those that a connection to a sentinel takes too.
+_SHARED_WITH_SENTINELS: Final = ("ssl_", "socket_keepalive")
+# redis-py's cluster client is made for pools of its own.
+_NOT_FOR_CLUSTERS: Final = ("retry",)
+
+Options = Mapping[str, Any]
+
+
+def make_pool(address: Address, options: Options) -> redis.ConnectionPool:
+    """A pool for one server, or for the master that sentinels name. `options` are redis-py's, all of them."""
+    options = {"retry": Retry(NoBackoff(), 0), **options}
+    with _refusing():
+        if address.kind == "sentinel":
+            pool = SentinelConnectionPool(
+                address.service,
+                make_finder(address, options),
+                ssl=address.tls,
+                redis_connect_func=sentinel.on_connect,
+                **options,
+            )
+        else:
+            pool = redis.ConnectionPool(connection_class=_kind(address, redis), **_place(address), **options)
+        pool.connection_class(**pool.connection_kwargs)  # sends nothing, and finds an option that there is not
+        return pool
+
+
+def make_finder(address: Address, options: Options) -> sentinel.MasterFinder:
+    """What asks sentinels for the master."""
+    own = {"retry": Retry(NoBackoff(), 0), **_sentinel_options(address, options)}
+    return sentinel.MasterFinder(address.nodes, sentinel_kwargs=own)
+
+
+def make_async_pool(address: Address, options: Options) -> aio.ConnectionPool:
+    """As make_pool."""
+    options = {"retry": AsyncRetry(NoBackoff(), 0), **options}
+    with _refusing():
+        if address.kind == "sentinel":
+            own = {"retry": options["retry"], **_sentinel_options(address, options)}
+            finder = sentinel.AsyncMasterFinder(list(address.nodes), sentinel_kwargs=own)
+            how = {"ssl": address.tls, "redis_connect_func": sentinel.on_async_connect, **options}
+            pool = aio_sentinel.SentinelConnectionPool(address.service, finder, **how)
+        else:
+            pool = aio.ConnectionPool(connection_class=_kind(address, aio_connection), **_place(address), **options)
+        pool.connection_class(**pool.connection_kwargs)
+        return pool
+
+
+def make_cluster(address: Address, options: Options) -> redis.RedisCluster:
+    """A client of a Cluster. It connects at once: raises redis.exceptions.RedisClusterException."""
+    with _refusing():
+        return redis.RedisCluster(
+            startup_nodes=[ClusterNode(*node) for node in address.nodes],
+            retry=Retry(NoBackoff(), 0),
+            **_cluster_options(address, options),
+        )
+
+
+def make_async_cluster(address: Address, options: Options) -> aio.RedisCluster:
+    """A client of a Cluster, which connects with the first command or `initialize`."""
+    with _refusing():
+        return aio.RedisCluster(
+            startup_nodes=[aio_cluster.ClusterNode(*node) for node in address.nodes],
+            retry=AsyncRetry(NoBackoff(), 0),
+            **_cluster_options(address, options),
+        )
+
+
+@contextmanager
+def _refusing() -> Generator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, exceptions.RedisError, exceptions.RedisClusterException):
+        # without the cause: its words may hold parts of the address, and so of a password
+        raise ConfigError("not a Redis URL", "target") from None
+
+
+def _kind(address: Address, module: Any) -> Any:
+    if address.path:
+        return module.UnixDomainSocketConnection
+    return module.SSLConnection if address.tls else module.Connection
+
+
+def _place(address: Address) -> dict[str, Any]:
+    if address.path:
+        return {"path": address.path}
+    [(host, port)] = address.nodes
+    return {"host": host, "port": port}
+
+
+def _sentinel_options(address: Address, options: Options) -> dict[str, Any]:
+    shared = {name: value for name, value in options.items() if name.startswith(_SHARED_WITH_SENTINELS)}
+    return {
+        **shared,
+        **address.sentinel_options,
+        "ssl": address.tls,
+        "protocol": 2,
+        "socket_timeout": sentinel.SENTINEL_TIMEOUT_S,
+        "socket_connect_timeout": sentinel.SENTINEL_TIMEOUT_S,
+    }
+
+
+def _cluster_options(address: Address, options: Options) -> dict[str, Any]:
+    kept = {name: value for name, value in options.items() if name not in _NOT_FOR_CLUSTERS and name != "db"}
+    return {**kept, "ssl": True} if address.tls else kept

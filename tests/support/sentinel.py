@@ -1,0 +1,210 @@
+"""A master, a replica and three sentinels for tests: fixture `own_sentinels`, a function that starts such a group."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from headrace.worker.child import end_child, start_child
+from headrace.worker.embedded import find_binary
+from tests.support.server import Server, start_server
+from tests.support.worker_process import wait_until
+
+SERVICE = "main"
+_HOST = "127.0.0.1"
+_numbers = itertools.count(1)
+
+
+class SentinelProcess:
+    """One sentinel: `port`, `stop`, `start` again with what it has learnt."""
+
+    def __init__(self, folder: Path, port: int, lines: list[str], binary: Path | None) -> None:
+        folder.mkdir(parents=True)
+        self.port = port
+        self._file = folder / "sentinel.conf"
+        self._file.write_text(
+            "\n".join([f"port {port}", f"bind {_HOST}", f"dir {folder}", "protected-mode no", *lines])
+        )
+        self._log = folder / "sentinel.log"
+        self._binary = find_binary(binary)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start it; it answers when this returns."""
+        with self._log.open("ab") as log:
+            self._process = start_child([str(self._binary), str(self._file), "--sentinel"], log)
+        wait_until(self._answers, 10, "the sentinel answers")
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((_HOST, self.port), timeout=2.0):
+                return True
+        except OSError:
+            assert self._process is not None
+            assert self._process.poll() is None, self._log.read_text(errors="replace")[-1000:]
+            return False
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None:
+            end_child(self._process, 2.0)
+            self._process = None
+
+    def ask(self, *command: object, password: str | None = None) -> Any:
+        """A reply as it comes."""
+        connection = redis.Connection(host=_HOST, port=self.port, protocol=2, password=password)
+        connection.send_command(*command)
+        try:
+            return connection.read_response()
+        finally:
+            connection.disconnect()
+
+
+class SentinelGroup:
+    """Servers, the first of which is the master at the beginning, and the sentinels that watch over them."""
+
+    def __init__(self, servers: list[Server], sentinels: list[SentinelProcess]) -> None:
+        self.servers = servers
+        self.sentinels = sentinels
+
+    @property
+    def url(self) -> str:
+        """The address of the master, whichever it is."""
+        hosts = ",".join(f"{_HOST}:{each.port}" for each in self.sentinels)
+        return f"redis+sentinel://{hosts}/{SERVICE}"
+
+    @property
+    def master(self) -> Server:
+        """The server that the first living sentinel names."""
+        return next(each for each in self.servers if each.port == self.master_port())
+
+    def master_port(self) -> int:
+        """Its port."""
+        sentinel = next(each for each in self.sentinels if each._process is not None)
+        return int(sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
+
+    def client(self, **options: object) -> redis.Redis:
+        """A plain client of the present master."""
+        return self.master.client(**options)
+
+    def wait_synced(self) -> None:
+        """Wait until the sentinels know each other and all replicas, and these have all that the master has."""
+        wait_until(self._is_ready, 20, "the group is ready")
+        with self.client() as master:
+            master.set("headrace-test-mark", "1", px=60_000)
+            assert master.execute_command("WAIT", len(self.servers) - 1, 5000) == len(self.servers) - 1
+
+    def _is_ready(self) -> bool:
+        for sentinel in self.sentinels:
+            reply = sentinel.ask("SENTINEL", "MASTER", SERVICE)
+            state = dict(zip(reply[::2], reply[1::2], strict=True))
+            known = (int(state[b"num-slaves"]), int(state[b"num-other-sentinels"]))
+            if known != (len(self.servers) - 1, len(self.sentinels) - 1) or state[b"flags"] != b"master":
+                return False
+            if any(b"down" in _field(each, b"flags") for each in sentinel.ask("SENTINEL", "REPLICAS", SERVICE)):
+                return False
+        if len({sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1] for sentinel in self.sentinels}) > 1:
+            return False
+        with self.client() as master:
+            replicas = [value for key, value in master.info("replication").items() if key.startswith("slave")]
+        return len(replicas) == len(self.servers) - 1 and all(each["state"] == "online" for each in replicas)
+
+    def fail_over(self) -> None:
+        """Have the replica promoted while the master lives; it is the master when this returns."""
+        old = self.master_port()
+        self.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
+        self.wait_for_another(old)
+
+    def wait_for_another(self, old_port: int, timeout_s: float = 30.0) -> None:
+        """Wait until every living sentinel names another master, which takes writes."""
+
+        def is_done() -> bool:
+            living = [each for each in self.sentinels if each._process is not None]
+            ports = {int(each.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1]) for each in living}
+            return old_port not in ports and len(ports) == 1 and self._is_master(next(iter(ports)))
+
+        wait_until(is_done, timeout_s, "another server is the master")
+
+    def _is_master(self, port: int) -> bool:
+        with redis.Redis(port=port) as client:
+            return client.execute_command("ROLE")[0] == b"master"
+
+    def stop(self) -> None:
+        """End everything."""
+        for each in (*self.sentinels, *self.servers):
+            each.stop()
+
+
+def _field(reply: list[bytes], name: bytes) -> bytes:
+    return dict(zip(reply[::2], reply[1::2], strict=True))[name]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server((_HOST, 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def start_sentinels(
+    tmp_path: Path,
+    *,
+    num_replicas: int = 1,
+    num_sentinels: int = 3,
+    binary: Path | None = None,
+    server_args: tuple[str, ...] = (),
+    sentinel_lines: tuple[str, ...] = (),
+    appendonly: bool = False,
+) -> SentinelGroup:
+    """A group whose sentinels know each other from the start: they would otherwise take seconds to meet.
+
+    A master that is silent for half a second counts as down.
+    """
+    args = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *server_args)
+    servers = [start_server(tmp_path, *args, binary=binary, appendonly=appendonly)]
+    master = servers[0].port
+    for _ in range(num_replicas):
+        more = ("--replicaof", f"{_HOST} {master}")
+        servers.append(start_server(tmp_path, *args, *more, binary=binary, appendonly=appendonly))
+    ports = [free_port() for _ in range(num_sentinels)]
+    ids = [secrets.token_hex(20) for _ in ports]
+    sentinels: list[SentinelProcess] = []
+    for port, own_id in zip(ports, ids, strict=True):
+        lines = [
+            f"sentinel myid {own_id}",
+            f"sentinel monitor {SERVICE} {_HOST} {master} {num_sentinels // 2 + 1}",
+            f"sentinel down-after-milliseconds {SERVICE} 500",
+            f"sentinel failover-timeout {SERVICE} 1500",
+            *(f"sentinel known-replica {SERVICE} {_HOST} {each.port}" for each in servers[1:]),
+            *(
+                f"sentinel known-sentinel {SERVICE} {_HOST} {other} {other_id}"
+                for other, other_id in zip(ports, ids, strict=True)
+                if other != port
+            ),
+            *sentinel_lines,
+        ]
+        folder = tmp_path / f"sentinel-{next(_numbers)}"
+        sentinels.append(SentinelProcess(folder, port, lines, binary))
+    return SentinelGroup(servers, sentinels)
+
+
+@pytest.fixture
+def own_sentinels(tmp_path: Path) -> Iterator[Callable[..., SentinelGroup]]:
+    """`own_sentinels(**options of start_sentinels)` starts a group that ends with the test."""
+    started: list[SentinelGroup] = []
+
+    def start(**options: Any) -> SentinelGroup:
+        started.append(start_sentinels(tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
