@@ -115,7 +115,8 @@ def _with_provider(options: dict[str, Any]) -> dict[str, Any]:
         return options
     if "password" in options:
         raise ValueError("the address has both a password and a password_file")
-    return {**options, "credential_provider": PasswordFile(file, options.pop("username", None))}
+    provider = PasswordFile(file, options.pop("username", None))
+    return {**options, "credential_provider": provider}
 
 
 @dataclass(frozen=True)

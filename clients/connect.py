@@ -22,7 +22,7 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
 from . import sentinel
-from .address import Address
+from .address import Address, parse_address
 from .errors import ConfigError
 
 # Of a server's options, those that a connection to a sentinel takes too.
@@ -31,6 +31,13 @@ _SHARED_WITH_SENTINELS: Final = ("ssl_", "socket_keepalive")
 _NOT_FOR_CLUSTERS: Final = ("retry",)
 
 Options = Mapping[str, Any]
+
+
+def check_url(url: str) -> str:
+    """Give `url` back if a client can be made of it. Raises ValueError."""
+    address = parse_address(url)
+    make_pool(address.at(address.nodes[0]) if address.kind == "cluster" else address, address.options)
+    return url
 
 
 def make_pool(address: Address, options: Options) -> redis.ConnectionPool:
@@ -74,31 +81,30 @@ def make_async_pool(address: Address, options: Options) -> aio.ConnectionPool:
 
 def make_cluster(address: Address, options: Options) -> redis.RedisCluster:
     """A client of a Cluster. It connects at once: raises redis.exceptions.RedisClusterException."""
-    with _refusing():
-        return redis.RedisCluster(
-            startup_nodes=[ClusterNode(*node) for node in address.nodes],
-            retry=Retry(NoBackoff(), 0),
-            **_cluster_options(address, options),
-        )
+    return redis.RedisCluster(
+        startup_nodes=[ClusterNode(*node) for node in address.nodes],
+        retry=Retry(NoBackoff(), 0),
+        **_cluster_options(address, options),
+    )
 
 
 def make_async_cluster(address: Address, options: Options) -> aio.RedisCluster:
     """A client of a Cluster, which connects with the first command or `initialize`."""
-    with _refusing():
-        return aio.RedisCluster(
-            startup_nodes=[aio_cluster.ClusterNode(*node) for node in address.nodes],
-            retry=AsyncRetry(NoBackoff(), 0),
-            **_cluster_options(address, options),
-        )
+    return aio.RedisCluster(
+        startup_nodes=[aio_cluster.ClusterNode(*node) for node in address.nodes],
+        retry=AsyncRetry(NoBackoff(), 0),
+        **_cluster_options(address, options),
+    )
 
 
 @contextmanager
 def _refusing() -> Generator[None]:
     try:
         yield
-    except (TypeError, ValueError, exceptions.RedisError, exceptions.RedisClusterException):
+    except (TypeError, ValueError, exceptions.RedisError):
         # without the cause: its words may hold parts of the address, and so of a password
-        raise ConfigError("not a Redis URL", "target") from None
+        message = "not a Redis URL: an option that there is not, or a value that it cannot have"
+        raise ConfigError(message, "target") from None
 
 
 def _kind(address: Address, module: Any) -> Any:
@@ -127,5 +133,7 @@ def _sentinel_options(address: Address, options: Options) -> dict[str, Any]:
 
 
 def _cluster_options(address: Address, options: Options) -> dict[str, Any]:
+    # redis-py leaves out, without a word, what its cluster client does not know: a single connection does not
+    make_pool(address.at(address.nodes[0]), options)
     kept = {name: value for name, value in options.items() if name not in _NOT_FOR_CLUSTERS and name != "db"}
     return {**kept, "ssl": True} if address.tls else kept

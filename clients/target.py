@@ -74,8 +74,10 @@ class Target:
             return cls(None, target, {})
         address = _parse(target)
         options = {**_OPTIONS, **address.options}
-        client = None if address.kind == "cluster" else redis.Redis.from_pool(make_pool(address, options))
-        return cls(address, client, options)
+        if address.kind == "cluster":
+            make_pool(address.at(address.nodes[0]), options)  # finds an option that there is not
+            return cls(address, None, options)
+        return cls(address, redis.Redis.from_pool(make_pool(address, options)), options)
 
     def client(self) -> Any:
         """The client. Raises redis.RedisClusterException where it is a Cluster's that cannot be reached."""

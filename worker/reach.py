@@ -26,12 +26,9 @@ def connected(settings: ServerFlags) -> Generator[redis.Redis]:
     with _explained(settings):
         if address.kind != "cluster":
             with _single(address) as client:
-                try:
-                    client.execute_command("EXISTS", key)  # pyright: ignore[reportUnknownMemberType]
+                if not _is_moved(client, key):
                     yield client
                     return
-                except MovedError:
-                    pass  # a node of a Cluster
         with make_cluster(address, _options(address)) as cluster:
             yield cast("Any", cluster).get_node_from_key(key).redis_connection
 
@@ -47,6 +44,17 @@ def check_reachable(settings: ServerFlags) -> str:
             with _single(address) as client:
                 client.execute_command("PING")  # pyright: ignore[reportUnknownMemberType]
     return url
+
+
+def _is_moved(client: redis.Redis, key: str) -> bool:
+    """Whether the server is a node of a Cluster, and another one has the key."""
+    try:
+        client.execute_command("EXISTS", key)  # pyright: ignore[reportUnknownMemberType]
+    except MovedError:
+        return True
+    except redis.ResponseError:
+        pass  # a user with few rights: what is really asked for will tell
+    return False
 
 
 def _single(address: Address) -> redis.Redis:

@@ -8,7 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
 from pydantic_settings import NoDecode
 
-from ..clients.address import DEFAULT_URL, FORMS, parse_address, with_option
+from ..clients.address import DEFAULT_URL, FORMS, with_option
+from ..clients.connect import check_url
 from ..engine.types import EngineConfig
 from .exit_codes import UsageError
 from .flags import Flag, FlagSettings
@@ -22,7 +23,7 @@ DURATION_RULE = "a duration such as 30s, 5m or 250ms"
 
 
 def _checked(url: SecretStr) -> SecretStr:
-    parse_address(url.get_secret_value())
+    check_url(url.get_secret_value())
     return url
 
 
@@ -72,8 +73,7 @@ class ServerFlags(FlagSettings):
             return url
         try:
             self.redis_password_file.read_text()
-            url = with_option(url, "password_file", str(self.redis_password_file.absolute()))
-            parse_address(url)
+            url = check_url(with_option(url, "password_file", str(self.redis_password_file.absolute())))
         except OSError as error:
             raise UsageError(f"--redis-password-file {self.redis_password_file}: {error.strerror}") from error
         except ValueError as error:

@@ -90,6 +90,7 @@ def test_a_password_file_is_read_each_time(tmp_path: Path) -> None:
     file = tmp_path / "p w"
     file.write_text("first one \n")
     url = with_option("redis://u@h/1?db=2", "password_file", str(file))
+    assert set(parse_address(url).options) == {"db", "credential_provider"}
     provider = parse_address(url).options["credential_provider"]
     assert provider.get_credentials() == ("u", "first one ")
     file.write_text("second\r\n")

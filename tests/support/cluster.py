@@ -39,11 +39,14 @@ class Cluster:
         """Address of the first node that runs."""
         return next(node.url for node in self.nodes if node.pid)
 
+    @property
+    def whole_url(self) -> str:
+        """Address by all nodes."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
     def target(self, *, is_async: bool) -> str | aio.RedisCluster:
         """What a client of the library is made with: an address of some nodes, or redis-py's own client."""
-        if is_async:
-            return self.raw_client(is_async=True)
-        return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes[:3])}"
+        return self.raw_client(is_async=True) if is_async else self.whole_url
 
     def raw_client(self, *, is_async: bool) -> Any:
         """A client that knows all nodes."""
