@@ -3,12 +3,14 @@
 All keys of a queue lie in one slot and all of a request in another, so every script stays on one node. A node that is
 not connected is not connected in passing: its commands come out as LOST, and the next `ensure` connects it, so that a
 new connection is always seen before anything is sent over it. Slots that move (MOVED, ASK) come out as failures to be
-sent again, and the map of slots is read anew.
+sent again, and the map of slots is read anew. The queue's node is home: without it nothing can be done, without another
+one all but its requests go on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, cast
 
@@ -21,6 +23,7 @@ from .frame import hash_tag
 from .lua import Arg, Command
 
 _NUM_SLOTS: Final = 16384
+_MAP_PAUSE_S: Final = 0.02
 # Where the key stands in commands that do not have it first; those without a key go to any node.
 _KEY_AT: Final[dict[bytes, int]] = {b"EVALSHA": 3, b"XGROUP": 2, b"XINFO": 2}
 _WITHOUT_KEY: Final = frozenset({b"TIME", b"INFO", b"SCRIPT"})
@@ -30,13 +33,16 @@ AnyLink: TypeAlias = "Link | ClusterLink"
 
 
 class ClusterLink:
-    """A `Link` to every master, found by any of the nodes that the address names.
+    """A `Link` to every master, or to the home key's alone, found by any of the nodes that the address names.
 
-    `home_key` decides which node answers commands without a key.
+    The home key's node also answers commands without a key.
     """
 
-    def __init__(self, address: Address, socket_timeout_s: float, name: str, home_key: str) -> None:
+    def __init__(
+        self, address: Address, socket_timeout_s: float, name: str, home_key: str, *, only_home: bool = False
+    ) -> None:
         self._address = address
+        self._only_home = only_home
         self._socket_timeout_s = socket_timeout_s
         self._name = name
         self._home_slot = slot_of(home_key)
@@ -47,13 +53,15 @@ class ClusterLink:
         self._gone = 0  # connections of links that are no masters any more
         self._owners: list[Node | None] = [None] * _NUM_SLOTS
         self._stale = True  # the map of slots is to be read
+        self._next_map_s = 0.0  # not before
         self._sent: list[Link | None] = []  # of the commands under way, which went to which node
         self._single: Link | None = None  # of `send` and `read`
 
     @property
     def is_connected(self) -> bool:
-        """Whether every master is connected (as far as this side knows) and the map of slots is known."""
-        return bool(self._links) and not self._stale and all(link.is_connected for link in self._links.values())
+        """Whether the home key's node is connected (as far as this side knows)."""
+        home = self._owners[self._home_slot]
+        return home is not None and home in self._links and self._links[home].is_connected
 
     @property
     def generation(self) -> int:
@@ -69,19 +77,21 @@ class ClusterLink:
         return [*self._links.values(), *self._seeds]
 
     def ensure(self) -> bool:
-        """Connect to every master, at most as often as the growing pauses allow. False: not now."""
+        """Connect to the masters, at most as often as the growing pauses allow. False: home is not connected."""
         if not self._ensure_all():
             self._stale = True  # after a failover another node has its slots
-        if self._stale and not self._read_map():
-            return False
-        return self._ensure_all()
+        if self._stale and (now_s := time.monotonic()) >= self._next_map_s:
+            self._next_map_s = now_s + _MAP_PAUSE_S
+            if self._read_map():
+                self._ensure_all()
+        return self.is_connected
 
     def _ensure_all(self) -> bool:
         connected = [link.ensure() for link in self._links.values()]  # all are tried
         return all(connected)
 
     def connect(self) -> None:
-        """Connect to every master. Raises LinkError."""
+        """Connect to all that are wanted. Raises LinkError."""
         if not self._read_map():
             raise LinkError(self._refusal or self.last_error or "no node tells of its cluster")
         for link in self._links.values():
@@ -105,7 +115,8 @@ class ClusterLink:
         for first, last, master, *_ in reply:
             host = master[0].decode() if master[0] else asked  # a node may know its port only
             owners[first : last + 1] = [(host, int(master[1]))] * (last + 1 - first)
-        masters = {owner for owner in owners if owner is not None}
+        wanted = owners[self._home_slot : self._home_slot + 1] if self._only_home else owners
+        masters = {owner for owner in wanted if owner is not None}
         for node in set(self._links) - masters:
             link = self._links.pop(node)
             self._gone += link.generation
@@ -178,7 +189,7 @@ class ClusterLink:
         return self._single.fileno()
 
     def nodes(self) -> list[Link]:
-        """The connections to all masters."""
+        """The connections to the masters."""
         return list(self._links.values())
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ AGAIN: Final = frozenset(
     {"LOST", "LOADING", "OOM", "READONLY", "MISCONF", "TRYAGAIN", "NOSCRIPT"}
     | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY"}
 )
+_LOCAL: Final = frozenset({"LOST", "MOVED", "ASK", "TRYAGAIN"})
 # The node is not, or not yet, the one that takes writes.
 _LEAVE_ON: Final = frozenset({"READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"})
 _hiredis: Any = hiredis  # its types say that a command has one argument
@@ -45,6 +46,11 @@ class Failed:
 
     code: str  # the first word of the server's error; LOST where no reply came
     message: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the reason concerns one slot or one node of a Cluster: elsewhere all goes on."""
+        return self.code in _LOCAL or (self.code == "CLUSTERDOWN" and self.message.startswith("Hash slot"))
 
     @property
     def again(self) -> bool:

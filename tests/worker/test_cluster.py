@@ -84,8 +84,7 @@ def test_a_slot_moves_while_a_request_runs(cluster: Cluster, rig: Rig, what: str
     rig.wait_done("after")
 
 
-@pytest.mark.parametrize("by", ["a node", "several, of which the first is gone", "a client of the caller's"])
-async def test_a_slot_left_half_moved_holds_up_nobody_else(cluster: Cluster, rig: Rig) -> None:
+def test_a_slot_left_half_moved_holds_up_nobody_else(cluster: Cluster, rig: Rig) -> None:
     """As an interrupted resharding leaves it: nothing can be appended in it, everywhere else everything goes on."""
     worker = rig.worker(step_time_s=0.01)
     rig.add("stuck", {**JOB, "max_tokens": 60})
@@ -96,13 +95,13 @@ async def test_a_slot_left_half_moved_holds_up_nobody_else(cluster: Cluster, rig
         others = [f"other-{number}" for number in range(10)]
         for name in others:
             rig.add(name, JOB)
-        rig.wait_done(*others, timeout_s=5)
-        wait_until(lambda: rig.num_jobs() == 1, 5, "all others are acknowledged")
+        rig.wait_done(*others)
+        wait_until(lambda: rig.num_jobs() == 1, 15, "all others are acknowledged")
         assert not rig.is_done("stuck")
 
-    once = iter([meanwhile])
-    cluster.move(key, (cluster.owner_of(key) + 1) % 3, lambda: next(once, lambda: None)())
-    rig.wait_done("stuck", timeout_s=5)
+    calls = [meanwhile]
+    cluster.move(key, (cluster.owner_of(key) + 1) % 3, lambda: calls.pop()() if calls else None)
+    rig.wait_done("stuck")
     rig.wait_empty()
     assert rig.num_tokens("stuck") == 60
     assert worker.counters.attempts == 11
@@ -115,26 +114,27 @@ def test_a_node_that_is_away_holds_up_only_its_requests(cluster: Cluster, rig: R
     names = iter(f"my-{number}" for number in range(1000))
     there = [name for name in itertools.islice(names, 100) if cluster.owner_of(rig.keys.out(name)) in {home, other}]
     gone = next(name for name in names if cluster.owner_of(rig.keys.out(name)) == away)
-    worker = rig.worker(step_time_s=0.01, lease_s=1.5)
+    worker = rig.worker(step_time_s=0.01, lease_s=2.0)
     cluster.set_node_timeout(30_000)
     rig.open_ids.add(gone)
-    rig.add(gone, {**JOB, "max_tokens": 2000})
+    entry_id = rig.add(gone, {**JOB, "max_tokens": 2000})
     rig.wait_tokens(gone, 3)
     try:
         cluster.nodes[away].kill()
         end_s = time.monotonic() + 3
         while time.monotonic() < end_s:
             rig.add(there.pop(), JOB)
-            rig.wait_done(rig.submitted[-1], timeout_s=1.5)
-            [entry] = [each for each in rig.pending() if each["message_id"].decode() == rig.entry_ids[gone]]
-            assert entry["time_since_delivered"] < 1000
+            rig.wait_done(rig.submitted[-1], timeout_s=10)
+            [row] = [each for each in rig.pending() if each["message_id"].decode() == entry_id]
+            assert row["time_since_delivered"] < 2000
         assert worker.counters.lost_leases == 0
     finally:
         cluster.heal()
         cluster.set_node_timeout(2000)
 
 
-def test_the_client_library_too(cluster: Cluster, rig: Rig, by: str) -> None:
+@pytest.mark.parametrize("by", ["a node", "several, of which the first is gone", "a client of the caller's"])
+async def test_the_client_library_too(cluster: Cluster, rig: Rig, by: str) -> None:
     url = cluster.url if by == "a node" else f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster.nodes[1].port}"
     rig.worker(script="echo", url=url)
     with Client(cluster.client() if "caller" in by else url, prefix=rig.prefix) as client:
