@@ -22,8 +22,9 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
 from . import sentinel
-from .address import Address, parse_address
+from .address import Address, PasswordFile, parse_address
 from .errors import ConfigError
+from .tls import check_tls
 
 # Of a server's options, those that a connection to a sentinel takes too.
 _SHARED_WITH_SENTINELS: Final = ("ssl_", "socket_keepalive")
@@ -34,8 +35,14 @@ Options = Mapping[str, Any]
 
 
 def check_url(url: str) -> str:
-    """Give `url` back if a client can be made of it. Raises ValueError."""
+    """Give `url` back if a client can be made of it, with the files that it names. Raises ValueError."""
     address = parse_address(url)
+    for options in (address.options, address.sentinel_options):
+        if isinstance(provider := options.get("credential_provider"), PasswordFile):
+            try:
+                provider.get_credentials()
+            except exceptions.ConnectionError as error:
+                raise ConfigError(str(error), "target") from None
     make_pool(address.at(address.nodes[0]) if address.kind == "cluster" else address, address.options)
     return url
 
@@ -43,6 +50,7 @@ def check_url(url: str) -> str:
 def make_pool(address: Address, options: Options) -> redis.ConnectionPool:
     """A pool for one server, or for the master that sentinels name. `options` are redis-py's, all of them."""
     options = {"retry": Retry(NoBackoff(), 0), **options}
+    check_tls(address, options)
     with _refusing():
         if address.kind == "sentinel":
             pool = SentinelConnectionPool(
@@ -67,6 +75,7 @@ def make_finder(address: Address, options: Options) -> sentinel.MasterFinder:
 def make_async_pool(address: Address, options: Options) -> aio.ConnectionPool:
     """As make_pool."""
     options = {"retry": AsyncRetry(NoBackoff(), 0), **options}
+    check_tls(address, options)
     with _refusing():
         if address.kind == "sentinel":
             own = {"retry": options["retry"], **_sentinel_options(address, options)}
@@ -90,11 +99,12 @@ def make_cluster(address: Address, options: Options) -> redis.RedisCluster:
 
 def make_async_cluster(address: Address, options: Options) -> aio.RedisCluster:
     """A client of a Cluster, which connects with the first command or `initialize`."""
-    return aio.RedisCluster(
-        startup_nodes=[aio_cluster.ClusterNode(*node) for node in address.nodes],
-        retry=AsyncRetry(NoBackoff(), 0),
-        **_cluster_options(address, options),
-    )
+    with _refusing():
+        return aio.RedisCluster(
+            startup_nodes=[aio_cluster.ClusterNode(*node) for node in address.nodes],
+            retry=AsyncRetry(NoBackoff(), 0),
+            **_cluster_options(address, options),
+        )
 
 
 @contextmanager

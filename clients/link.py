@@ -21,6 +21,7 @@ from redis import exceptions
 from .errors import ServerError
 from .steps import Command, LostReplyError, Pause, RunScript, Step
 from .target import AsyncTarget, Target
+from .tls import tls_hint, tls_trouble
 
 T = TypeVar("T")
 
@@ -46,18 +47,22 @@ def told_apart(error: BaseException) -> Exception:
     """LostReplyError for what may pass, ServerError for what will not."""
     if isinstance(error, exceptions.RedisClusterException) and isinstance(error.__cause__, ERRORS):
         return told_apart(error.__cause__)  # why none of a Cluster's nodes could be used
+    if trouble := tls_trouble(error):
+        return ServerError(trouble)
     # A server that does not know a command repeats its arguments, and a prompt may be among them.
     reason = str(error).split(", with args beginning with", maxsplit=1)[0][:_MAX_REASON_LEN]
-    reason = f"{type(error).__name__}: {reason}"
+    reason = f"{type(error).__name__}: {tls_hint(error) or reason}"
+    return LostReplyError(reason) if _may_pass(error) else ServerError(reason)
+
+
+def _may_pass(error: BaseException) -> bool:
     if isinstance(error, _FOR_GOOD):
-        return ServerError(reason)
-    if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError, *_NOT_NOW)):
-        return LostReplyError(reason)
+        return False
+    if isinstance(error, exceptions.RedisClusterException):  # no node answers, or slots are nobody's at present
+        return _NO_CLUSTER not in str(error)
     if isinstance(error, exceptions.ResponseError) and str(error).startswith(_NOT_NOW_CODES):
-        return LostReplyError(reason)
-    if isinstance(error, exceptions.RedisClusterException) and _NO_CLUSTER not in reason:
-        return LostReplyError(reason)  # no node answers, or some of its slots are nobody's at present
-    return ServerError(reason)
+        return True
+    return isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError, *_NOT_NOW))
 
 
 def routing(client: Any, key: str) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from redis import exceptions
 from redis.asyncio import sentinel as aio_sentinel
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from .tls import tls_hint, tls_trouble
+
 # A sentinel is close and does nothing but answer; while one is silent, the next could have.
 SENTINEL_TIMEOUT_S: Final = 1.0
 _ERRORS = (exceptions.RedisError, OSError)
@@ -68,7 +70,7 @@ def _why_not(masters: Mapping[str, Any], service: str) -> str:
 
 
 def _silent(sentinel: Any, error: Exception) -> str:
-    return f"{_place(sentinel)} gives no answer ({error})"
+    return f"{_place(sentinel)} gives no answer ({tls_trouble(error) or tls_hint(error) or error})"
 
 
 def _place(sentinel: Any) -> str:

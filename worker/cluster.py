@@ -159,13 +159,19 @@ class ClusterLink:
             for link in dict.fromkeys(link for link in self._sent if link is not None)
         }
         outcomes: list[Any] = [_NOT_CONNECTED if link is None else next(replies[link]) for link in self._sent]
-        self._heed(outcomes)
+        self._look_out(outcomes)
         return outcomes[:num_commands]
 
-    def _heed(self, outcomes: list[Any]) -> None:
+    def _look_out(self, outcomes: Sequence[Any]) -> None:
         codes = {outcome.code for outcome in outcomes if isinstance(outcome, Failed)}
         if codes & {"MOVED", "ASK", "CLUSTERDOWN", "LOST"}:
             self._stale = True
+
+    def heed(self, outcomes: Sequence[Any]) -> None:
+        """Do what errors in replies that `read` gave call for."""
+        self._look_out(outcomes)
+        if self._single is not None:
+            self._single.heed(outcomes)
 
     def send(self, command: Command) -> None:
         """Send one command without waiting for its reply. Raises LinkError."""
@@ -178,9 +184,7 @@ class ClusterLink:
         """Read the reply to `send`. Raises LinkError."""
         if self._single is None:
             raise LinkError(_NOT_CONNECTED.message)
-        reply = self._single.read()
-        self._heed([reply])
-        return reply
+        return self._single.read()
 
     def fileno(self) -> int:
         """The socket of the node that `send` went to. Raises LinkError without a connection."""

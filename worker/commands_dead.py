@@ -19,8 +19,8 @@ from .command import command
 from .dead import DeadEntry, DeadLetters, Reviver, explained, why_not
 from .exit_codes import CommandError, ExitCode, UsageError
 from .reach import connected
-from .settings import ServerFlags
 from .settings_client import DeadLsFlags, DeadPurgeFlags, DeadRetryFlags, DeadShowFlags
+from .settings_server import ServerFlags
 from .table import table
 from .units import format_duration
 

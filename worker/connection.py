@@ -20,6 +20,7 @@ from redis import exceptions as redis_errors
 
 from ..clients.address import Address, Node
 from ..clients.connect import make_pool
+from ..clients.tls import tls_hint, tls_trouble
 from . import lua
 from .errors import LinkError
 from .lua import Args, Command
@@ -31,7 +32,7 @@ _NOT_ENOUGH: Final = object()
 # The command is not known to have done anything, and the reason passes: the same bytes again are right.
 AGAIN: Final = frozenset(
     {"LOST", "LOADING", "OOM", "READONLY", "MISCONF", "TRYAGAIN", "NOSCRIPT"}
-    | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY"}
+    | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY", "UNBLOCKED"}
 )
 _LOCAL: Final = frozenset({"LOST", "MOVED", "ASK", "TRYAGAIN"})
 # The node is not, or not yet, the one that takes writes.
@@ -143,7 +144,7 @@ class Link:
                 self._connection.connect()
             except (redis_errors.RedisError, OSError) as error:
                 self.close()
-                raise LinkError(str(error)) from error
+                raise LinkError(tls_trouble(error) or tls_hint(error) or str(error)) from error
             self._socket = self._connection._sock  # redis-py has no public way to it
             self._reader = _new_reader()
             self.generation += 1
@@ -180,10 +181,11 @@ class Link:
                 outcomes.append(read())  # noqa: PERF401  those before a failure are kept
         except LinkError as error:
             outcomes += [Failed("LOST", str(error))] * (num_commands - len(outcomes))
-        self._heed(outcomes)
+        self.heed(outcomes)
         return outcomes
 
-    def _heed(self, outcomes: list[Any]) -> None:
+    def heed(self, outcomes: Sequence[Any]) -> None:
+        """Do what errors of the server call for. `exchange` does it by itself, `read` does not."""
         codes = {outcome.code for outcome in outcomes if isinstance(outcome, Failed)}
         if "NOSCRIPT" in codes:
             self._scripts_loaded = False

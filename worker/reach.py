@@ -12,8 +12,9 @@ from redis.exceptions import MovedError
 from ..clients.address import Address, parse_address, redact
 from ..clients.connect import make_cluster, make_pool
 from ..clients.keys import Keys
+from ..clients.tls import tls_hint, tls_trouble
 from .exit_codes import CommandError, ExitCode
-from .settings import ServerFlags
+from .settings_server import ServerFlags
 
 TIMEOUT_S = 5.0
 
@@ -71,5 +72,6 @@ def _explained(settings: ServerFlags) -> Generator[None]:
     try:
         yield
     except (redis.ConnectionError, redis.TimeoutError, redis.RedisClusterException) as error:
-        message = f"cannot use the server at {redact(settings.url())}: {error}"
+        reason = tls_trouble(error) or tls_hint(error) or error
+        message = f"cannot use the server at {redact(settings.url())}: {reason}"
         raise CommandError(message, ExitCode.SERVER_UNAVAILABLE) from error

@@ -5,31 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_settings import NoDecode
 
-from ..clients.address import DEFAULT_URL, FORMS, with_option
-from ..clients.connect import check_url
 from ..engine.types import EngineConfig
 from .exit_codes import UsageError
 from .flags import Flag, FlagSettings
 from .options import LONGEST_FLUSH_INTERVAL_S, WorkerSettings
+from .settings_server import ServerFlags
 from .units import parse_duration_s, parse_size_bytes
 
 _ENGINE = EngineConfig()
 _WORKER = WorkerSettings()
-NAME_RULE = "1 to 64 characters of A–Z a–z 0–9 _ . -"
 DURATION_RULE = "a duration such as 30s, 5m or 250ms"
 
-
-def _checked(url: SecretStr) -> SecretStr:
-    check_url(url.get_secret_value())
-    return url
-
-
 Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
-Url = Annotated[SecretStr, AfterValidator(_checked)]
 Count = Annotated[int, Field(ge=1)]
 # On the command line the flag may be repeated; its variable holds one text (NoDecode: not a JSON list).
 Texts = Annotated[
@@ -46,39 +36,6 @@ _REVISION_FLAG = Flag(
     "revision of a model of the hub", "a branch, a tag or a commit", metavar="REVISION", default="its main branch"
 )
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]{0,199}$")]
-_URL_FLAG = Flag(
-    "server to use, by itself, by its sentinels or by nodes of its Cluster",
-    FORMS,
-    metavar="URL",
-    panel="Server",
-    default=DEFAULT_URL,
-)
-
-
-class ServerFlags(FlagSettings):
-    """Which server, and which queue on it."""
-
-    redis_url: Annotated[Url | None, _URL_FLAG] = None
-    redis_password_file: Annotated[
-        Path | None,
-        Flag("file that holds the server's password", "a file that can be read", metavar="FILE", panel="Server"),
-    ] = None
-    queue: Annotated[Name, Flag("queue", NAME_RULE, metavar="NAME", panel="Server")] = "default"
-    prefix: Annotated[Name, Flag("what all keys begin with", NAME_RULE, metavar="NAME", panel="Server")] = "headrace"
-
-    def url(self) -> str:
-        """The server's address with all that leads to it. Raises UsageError if the password's file cannot be used."""
-        url = self.redis_url.get_secret_value() if self.redis_url else DEFAULT_URL
-        if self.redis_password_file is None:
-            return url
-        try:
-            self.redis_password_file.read_text()
-            url = check_url(with_option(url, "password_file", str(self.redis_password_file.absolute())))
-        except OSError as error:
-            raise UsageError(f"--redis-password-file {self.redis_password_file}: {error.strerror}") from error
-        except ValueError as error:
-            raise UsageError(f"--redis-password-file and --redis-url: {error}; give one of them") from error
-        return url
 
 
 class EngineFlags(FlagSettings):
@@ -249,7 +206,7 @@ class WorkerFlags(ServerFlags, EngineFlags):
 
     @model_validator(mode="after")
     def _one_server(self) -> Self:
-        if self.embedded and (self.redis_url or self.redis_password_file):
+        if self.embedded and self.names_server:
             raise ValueError(
                 "--embedded (HEADRACE_EMBEDDED) and --redis-url (HEADRACE_REDIS_URL) exclude each other: "
                 "the embedded server has an address of its own"

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from .flags import Flag, FlagSettings
-from .settings import DURATION_RULE, Count, Seconds, ServerFlags, Texts
+from .settings import DURATION_RULE, Count, Seconds, Texts
+from .settings_server import ServerFlags
 
 AsJson = Annotated[
     bool,

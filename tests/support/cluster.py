@@ -6,20 +6,23 @@ Fixture `cluster` (one for each module): three masters without replicas.
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import pytest
 import redis
 from redis import asyncio as aio
 
-from tests.support.server import Server, start_server
+from tests.support.server import Server, free_port, start_server
+from tests.support.server_kinds import installed_redis
+
+if TYPE_CHECKING:
+    from tests.support.tls import Certificates
 
 NUM_SLOTS = 16384
 NUM_MASTERS = 3
@@ -31,6 +34,7 @@ class Cluster:
 
     nodes: list[Server]
     ids: list[bytes] = field(default_factory=list[bytes])  # the nodes' names, in the same order
+    tls_ports: list[int] = field(default_factory=list[int])
     num_moves: int = 0
     num_failovers: int = 0
 
@@ -43,6 +47,11 @@ class Cluster:
     def whole_url(self) -> str:
         """Address by all nodes."""
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    @property
+    def whole_tls_url(self) -> str:
+        """The same with TLS."""
+        return "rediss+cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.tls_ports)
 
     def target(self, *, is_async: bool) -> str | aio.RedisCluster:
         """What a client of the library is made with: an address of some nodes, or redis-py's own client."""
@@ -211,22 +220,28 @@ def _wait(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
         time.sleep(0.02)
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 def start_cluster(
-    tmp_path: Path, *, binary: Path | None = None, replicas: bool = False, node_timeout_ms: int = 2000
+    tmp_path: Path,
+    *,
+    binary: Path | None = None,
+    replicas: bool = False,
+    node_timeout_ms: int = 2000,
+    certificates: Certificates | None = None,
 ) -> Cluster:
-    """Three masters on the loopback, each with a replica if `replicas`; whole when this returns."""
+    """Three masters on the loopback, each with a replica if `replicas`; whole when this returns.
+
+    With `certificates` they speak TLS too, for which a binary is taken that can.
+    """
     arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout_ms), "--save", ""]
     arguments += ["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"]
-    nodes = [
-        start_server(tmp_path, *arguments, "--cluster-port", str(_free_port()), binary=binary)
-        for _ in range(2 * NUM_MASTERS if replicas else NUM_MASTERS)
-    ]
-    made = Cluster(nodes, [raw(node, "CLUSTER", "MYID") for node in nodes])
+    tls_ports = [free_port() for _ in range(NUM_MASTERS)] if certificates else []
+    nodes: list[Server] = []
+    for number in range(2 * NUM_MASTERS if replicas else NUM_MASTERS):
+        more = ["--cluster-port", str(free_port())]
+        if certificates:
+            more += [*certificates.server_args(tls_ports[number]), "--tls-cluster", "yes"]
+        nodes.append(start_server(tmp_path, *arguments, *more, binary=installed_redis() if certificates else binary))
+    made = Cluster(nodes, [raw(node, "CLUSTER", "MYID") for node in nodes], tls_ports)
     [_, bus_port] = raw(nodes[0], "CONFIG", "GET", "cluster-port")
     for number, node in enumerate(nodes):
         if number < NUM_MASTERS:

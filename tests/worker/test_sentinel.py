@@ -15,8 +15,8 @@ from headrace.worker.links import open_link
 from tests.support.command import Outcome
 from tests.support.proxy import Proxy
 from tests.support.rig import Rig
-from tests.support.sentinel import SERVICE, SentinelGroup, free_port
-from tests.support.server import binaries
+from tests.support.sentinel import SERVICE, SentinelGroup
+from tests.support.server import binaries, free_port
 from tests.support.worker_process import wait_until
 
 JOB = {"prompt": "Hello", "max_tokens": 60, "seed": 3, "ignore_eos": True}

@@ -133,7 +133,7 @@ def test_the_server_restarted_empty(own_server: Callable[..., Server], rig_on: C
     """Without a file everything is lost; the running worker writes its stream again, from `started`, the same bytes."""
     server = own_server("--save", "")
     rig = rig_on(server)
-    rig.worker(step_time_s=0.02, lease_s=5.0)
+    rig.worker(step_time_s=0.02, lease_s=30.0)  # a renewal before the end would find no entry to renew
     rig.add("my-1", {**JOB, "max_tokens": 40})
     rig.wait_tokens("my-1", 5)
     before = rig.raw("my-1")

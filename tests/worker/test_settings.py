@@ -13,8 +13,9 @@ from headrace.worker.command import known_variables
 from headrace.worker.exit_codes import UsageError
 from headrace.worker.flags import flags_of, load_settings, refuse_misspelt_variables
 from headrace.worker.options import WorkerSettings
-from headrace.worker.settings import SERVING_FLAGS, DemoFlags, ServerFlags, WorkerFlags
+from headrace.worker.settings import SERVING_FLAGS, DemoFlags, WorkerFlags
 from headrace.worker.settings_client import CLIENT_FLAGS, SubmitFlags, TailFlags
+from headrace.worker.settings_server import ServerFlags
 from headrace.worker.units import format_duration, format_size, parse_duration_s, parse_size_bytes
 
 URLS = FORMS
@@ -230,7 +231,7 @@ def test_a_password_comes_from_a_file_and_is_shown_nowhere(tmp_path: Path) -> No
     assert flags.url() == f"redis://me@h:1/2?password_file={file}"
     assert parse_address(flags.url()).options["credential_provider"].get_credentials() == ("me", "p@ss/word:1")
     both = load_settings(ServerFlags, {"redis_url": "redis://:secret@h", "redis_password_file": str(file)})
-    with pytest.raises(UsageError, match="has both a password and a password_file") as caught:
+    with pytest.raises(UsageError, match="has both a password and a --redis-password-file") as caught:
         both.url()
     assert "secret" not in str(caught.value) + repr(both)
     missing = load_settings(ServerFlags, {"redis_password_file": str(tmp_path / "none")})
