@@ -30,6 +30,7 @@ _WITHOUT_KEY: Final = frozenset({b"TIME", b"INFO", b"SCRIPT"})
 _NOT_CONNECTED: Final = Failed("LOST", "the node is not connected")
 
 AnyLink: TypeAlias = "Link | ClusterLink"
+_Range: TypeAlias = tuple[int, int, list[Node]]  # first and last slot, their master and its replicas
 
 
 class ClusterLink:
@@ -42,12 +43,15 @@ class ClusterLink:
         self, address: Address, socket_timeout_s: float, name: str, home_key: str, *, only_home: bool = False
     ) -> None:
         self._address = address
+        self._home_key = home_key
         self._only_home = only_home
         self._socket_timeout_s = socket_timeout_s
         self._name = name
         self._home_slot = slot_of(home_key)
         seeds = [address.at(node) for node in address.nodes] or [address]  # or a node's socket
         self._seeds = [Link(each, socket_timeout_s, name) for each in seeds]
+        self._others: dict[Node, Link] = {}  # nodes that are only asked for the map when nobody else answers
+        self._map: list[_Range] = []
         self._refusal = ""  # what a node said instead of telling of its cluster
         self._links: dict[Node, Link] = {}
         self._gone = 0  # connections of links that are no masters any more
@@ -74,7 +78,13 @@ class ClusterLink:
         return next((link.last_error for link in self._known() if link.last_error), "")
 
     def _known(self) -> list[Link]:
-        return [*self._links.values(), *self._seeds]
+        return [*self._links.values(), *self._others.values(), *self._seeds]
+
+    def for_home(self, name: str) -> ClusterLink:
+        """A link of its own to the home key's node, which knows of all nodes that this one knows of."""
+        made = ClusterLink(self._address, self._socket_timeout_s, name, self._home_key, only_home=True)
+        made._take_map(self._map)
+        return made
 
     def ensure(self) -> bool:
         """Connect to the masters, at most as often as the growing pauses allow. False: home is not connected."""
@@ -104,17 +114,16 @@ class ClusterLink:
                 if isinstance(reply, Failed):
                     self._refusal = f"{reply.code} {reply.message}"
                 elif reply:
-                    self._take_map(reply, link.node[0])
-                    for seed in self._seeds:
-                        seed.close()
+                    self._take_map(_ranges(reply, link.node[0]))
+                    for each in (*self._others.values(), *self._seeds):
+                        each.close()
                     return True
         return False
 
-    def _take_map(self, reply: list[Any], asked: str) -> None:
+    def _take_map(self, ranges: list[_Range]) -> None:
         owners: list[Node | None] = [None] * _NUM_SLOTS
-        for first, last, master, *_ in reply:
-            host = master[0].decode() if master[0] else asked  # a node may know its port only
-            owners[first : last + 1] = [(host, int(master[1]))] * (last + 1 - first)
+        for first, last, nodes in ranges:
+            owners[first : last + 1] = nodes[:1] * (last + 1 - first)
         wanted = owners[self._home_slot : self._home_slot + 1] if self._only_home else owners
         masters = {owner for owner in wanted if owner is not None}
         for node in set(self._links) - masters:
@@ -122,9 +131,14 @@ class ClusterLink:
             self._gone += link.generation
             link.close()
         for node in masters - set(self._links):
-            self._links[node] = Link(self._address.at(node), self._socket_timeout_s, self._name)
-        self._owners = owners
+            self._links[node] = self._link_to(node)
+        others = {node for _, _, nodes in ranges for node in nodes} - masters
+        self._others = {node: self._others.get(node) or self._link_to(node) for node in sorted(others)}
+        self._map, self._owners = ranges, owners
         self._stale = None in owners
+
+    def _link_to(self, node: Node) -> Link:
+        return Link(self._address.at(node), self._socket_timeout_s, self._name)
 
     def _slot_of(self, command: Command) -> int:
         if isinstance(command, bytes):
@@ -201,6 +215,14 @@ class ClusterLink:
         for link in self._known():
             with contextlib.suppress(LinkError):
                 link.close()
+
+
+def _ranges(reply: list[Any], asked: str) -> list[_Range]:
+    """What CLUSTER SLOTS says. A node may know its port only: then it is on the host that was asked."""
+    return [
+        (first, last, [(node[0].decode() if node[0] else asked, int(node[1])) for node in nodes])
+        for first, last, *nodes in reply
+    ]
 
 
 def slot_of(key: Arg) -> int:

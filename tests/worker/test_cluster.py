@@ -114,7 +114,7 @@ def test_a_node_that_is_away_holds_up_only_its_requests(cluster: Cluster, rig: R
     names = iter(f"my-{number}" for number in range(1000))
     there = [name for name in itertools.islice(names, 100) if cluster.owner_of(rig.keys.out(name)) in {home, other}]
     gone = next(name for name in names if cluster.owner_of(rig.keys.out(name)) == away)
-    worker = rig.worker(step_time_s=0.01, lease_s=2.0)
+    worker = rig.worker(step_time_s=0.01, lease_s=2.0, url=cluster.nodes[away].url)
     cluster.set_node_timeout(30_000)
     rig.open_ids.add(gone)
     entry_id = rig.add(gone, {**JOB, "max_tokens": 2000})
