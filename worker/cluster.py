@@ -68,6 +68,11 @@ class ClusterLink:
         return home is not None and home in self._links and self._links[home].is_connected
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every node that is wanted is connected, and the map of slots is known."""
+        return not self._stale and all(link.is_connected for link in self._links.values())
+
+    @property
     def generation(self) -> int:
         """Counts the connections made so far, to all nodes together."""
         return self._gone + sum(link.generation for link in self._links.values())

@@ -114,6 +114,11 @@ class Link:
         return self._socket is not None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every node is connected: there is one."""
+        return self.is_connected
+
+    @property
     def node(self) -> Node:
         """Host and port of the server; empty for a socket."""
         return str(getattr(self._connection, "host", "")), int(getattr(self._connection, "port", 0) or 0)

@@ -174,7 +174,7 @@ class Loop:
         self._inbox.groups_missing = True
 
     def _collect(self, batch: Batch, *, first: bool) -> None:
-        self._outbox.collect(batch, first=first)
+        self._outbox.collect(batch, first=first, is_whole=self._link.is_whole)
         if first and self._inbox.groups_missing:
             self._inbox.collect_groups(batch)
         if not self._outbox.is_blocked:

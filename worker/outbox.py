@@ -91,20 +91,37 @@ class Outbox:
         for channel in (*held, *[channel for _, channel in self._kept]):
             channel.writer.reconnected()
             channel.not_before_s = channel.pause_s = 0.0
+        self._keep_longer()
         self._repaired = list(self._kept)
         self._verified = False
+
+    def _keep_longer(self) -> None:
+        """What was still kept when the connection was lost is kept for a lease again, unless it expires before."""
+        settings, now_s = self._context.settings, time.monotonic()
+        longest_s = settings.result_ttl_s - self._keep_s
+        self._kept = deque(
+            (max(until_s, min(now_s + self._keep_s, until_s + longest_s)), channel) for until_s, channel in self._kept
+        )
+
+    @property
+    def _keep_s(self) -> float:
+        """How long ended ones are kept: what has expired by itself is not written again."""
+        return min(self._context.settings.lease_s, self._context.settings.result_ttl_s)
 
     def take_trouble(self) -> bool:
         """Whether, since this was asked last, a writer may have come to an end that is not its own."""
         trouble, self._trouble = self._trouble, False
         return trouble
 
-    def collect(self, batch: Batch, *, first: bool = True) -> None:
+    def collect(self, batch: Batch, *, first: bool = True, is_whole: bool = True) -> None:
         """Add what is due to an empty pipeline.
 
         Where it is not the first of a turn, only what begins, ends or is repaired can have become due since.
+        `is_whole`: every node is there; one that comes back may have lost the end of what is kept.
         """
         now_s = time.monotonic()
+        while is_whole and self._kept and self._kept[0][0] <= now_s:
+            self._kept.popleft()
         if now_s < self._not_before_s:
             return
         memory, leases = self._context.memory, self._context.leases
@@ -126,8 +143,6 @@ class Outbox:
             self._pause_s, self.out_of_memory = 0.0, False  # nothing is held up
 
     def _collect_repairs(self, appends: _Appends, now_s: float) -> None:
-        while self._kept and self._kept[0][0] <= now_s:
-            self._kept.popleft()
         self._repaired = [each for each in self._repaired if each[0] > now_s and each[1].writer.to_repair]
         for _, channel in self._repaired:
             appends.collect(channel, True)
@@ -233,9 +248,7 @@ class Outbox:
 
     def _done(self, held: Held) -> None:
         if held.channel is not None and held.channel.writer.state is WriterState.OPEN:
-            settings = self._context.settings
-            keep_s = min(settings.lease_s, settings.result_ttl_s)  # what has expired by itself is not written again
-            self._kept.append((time.monotonic() + keep_s, held.channel))
+            self._kept.append((time.monotonic() + self._keep_s, held.channel))
         self._context.memory.drop(held)
 
     def acknowledge(self, held: Held, dead: ErrorInfo | None = None) -> None:
