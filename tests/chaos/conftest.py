@@ -19,9 +19,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.chaos_fleet import Fleet
+from tests.support.chaos_load import make_job
 from tests.support.chaos_monitor import Monitor
 from tests.support.chaos_queue import ChaosQueue
+from tests.support.chaos_story import Story
 from tests.support.chaos_tally import Summary, book
+from tests.support.chaos_traffic import Traffic
 from tests.support.chaos_workers import Nursery, Worker
 from tests.support.proxy import Proxy
 from tests.support.server import Server, start_server
@@ -249,3 +253,24 @@ def monitor_of() -> Iterator[Callable[[Server], Monitor]]:
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def begin(
+    queue_on: Callable[[Any], ChaosQueue],
+    spawn: Callable[..., Worker],
+    chance: random.Random,
+    progress: Callable[[str], None],
+) -> Callable[..., Story]:
+    """`begin(servers, num_jobs, over_s)`: three workers, so many jobs that come in over a time, their readers.
+
+    The lease is longer than a failover takes, so that workers hold on to their jobs.
+    """
+
+    def make(servers: Any, num_jobs: int, over_s: float, lease_s: float = 6.0) -> Story:
+        queue = queue_on(servers)
+        fleet = Fleet(lambda: spawn(queue, step_time_s=0.01, lease_s=lease_s), 3, chance)
+        jobs = {f"job-{number}": make_job(chance, longest=100) for number in range(num_jobs)}
+        return Story(queue, fleet, Traffic(servers, queue.prefix, jobs, over_s), progress)
+
+    return make

@@ -31,9 +31,16 @@ class Fleet:
         """Do something after a while."""
         heapq.heappush(self._due, (time.monotonic() + after_s, next(self._order), action))
 
+    def kill_all(self) -> None:
+        """SIGKILL to every worker; as many others take their places soon."""
+        for victim in list(self.workers):
+            self._kill(victim)
+
     def kill_one(self) -> None:
         """SIGKILL; another takes its place soon."""
-        victim = self._chance.choice(self.workers)
+        self._kill(self._chance.choice(self.workers))
+
+    def _kill(self, victim: Worker) -> None:
         victim.kill()
         self.num_kills += 1
         self.workers.remove(victim)

@@ -24,14 +24,15 @@ from tests.support.server import Server
 _SLACK_MS = 5.0  # a server's clock stands still within a turn of its loop
 
 
-@dataclass(frozen=True)
+@dataclass
 class Failover:
     """What a replica had when it took over from its master."""
 
-    at_ms: float  # wall clock, when it was seen to be the master
+    at_ms: float  # wall clock: from here on what is acknowledged is not lost in this failover any more
     has: Callable[[str], bool]  # whether a key is one of its
     newest_jobs: dict[str, EntryId]  # by stream of jobs: the newest it ever had
     streams: frozenset[str]  # ids of the requests whose streams it had
+    writers_died: bool = False  # and so nobody could write again what it lacked
 
 
 def watch_promotion(
@@ -104,14 +105,20 @@ class Losses:
             for each in self.failovers
         )
 
-    def may_have_rewound(self, request: Request) -> bool:
+    def may_have_rewound(self, request: Request, *, writers_died: bool = False) -> bool:
         """Whether the end of the request's stream may have been lost in a failover."""
         out = self.keys.out(request.id)
-        return any(each.has(out) and request.begun_ms < each.at_ms for each in self.failovers)
+        return any(
+            each.has(out) and request.begun_ms < each.at_ms and (each.writers_died or not writers_died)
+            for each in self.failovers
+        )
 
-    def excused(self, requests: Iterable[Request]) -> set[str]:
-        """Requests that need not have ended: their jobs, or all that a library had written, were lost."""
-        return {each.id for each in requests if self.lost_job(each) or (not each.is_bare and self.lost_stream(each))}
+    def excuses(self, request: Request) -> bool:
+        """Whether the request need not have ended: its job was lost, or what a library had written before it, or its
+        end, after the job had been acknowledged on another node, and together with whoever could write it again."""
+        if self.lost_job(request) or self.may_have_rewound(request, writers_died=True):
+            return True
+        return not request.is_bare and self.lost_stream(request)
 
     def check(self, requests: Iterable[Request], found: Judgement) -> tuple[int, int]:
         """Every request has ended and its reader was told all of it, or a failover is to blame.
@@ -122,8 +129,7 @@ class Losses:
         for request in requests:
             ended = request.id in found.reports and found.reports[request.id].end is not None
             if not ended:
-                excuse = self.lost_job(request) or (not request.is_bare and self.lost_stream(request))
-                require(excuse, f"{request.id} has not ended, and no failover has lost it")
+                require(self.excuses(request), f"{request.id} has not ended, and no failover has lost it")
                 num_lost += 1
             if request.error is not None:
                 excuse = not ended or self.may_have_rewound(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -22,14 +23,13 @@ class ChaosQueue:
     """The queue `default` under a prefix of its own."""
 
     def __init__(self, server: Any, prefix: str, chance: random.Random, tally: Counter[str]) -> None:
-        """`server`: whatever has a `url` for workers and a `client()`."""
+        """`server`: one, a cluster, or servers behind sentinels."""
         self.server = server
         self.tally = tally
         self.prefix = prefix
-        self.raw: redis.Redis = server.client()
+        self.raw: redis.Redis = server.raw_client(is_async=False)
         self.keys = Keys(prefix, "default")
-        target = server.url if isinstance(self.raw, redis.Redis) else self.raw  # a cluster's client knows all nodes
-        self.producer = Producer(target, self.raw, prefix, chance)
+        self.producer = Producer(server.target(is_async=False), self.raw, prefix, chance)
         self.judged = False
 
     @property
@@ -90,9 +90,12 @@ class ChaosQueue:
     def close(self) -> None:
         """Delete what is left, and give the connections back."""
         self.producer.close()
-        keys = list(self.raw.scan_iter(match=f"{self.prefix}:*", count=1000))
-        if keys:
-            self.raw.delete(*keys)
+        with contextlib.suppress(
+            redis.RedisError
+        ):  # a connection that a failover has left behind, on a server of its own
+            keys = list(self.raw.scan_iter(match=f"{self.prefix}:*", count=1000))
+            if keys:
+                self.raw.delete(*keys)
         self.raw.close()
 
 

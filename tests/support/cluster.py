@@ -227,20 +227,24 @@ def start_cluster(
     replicas: bool = False,
     node_timeout_ms: int = 2000,
     certificates: Certificates | None = None,
+    appendonly: bool = False,
 ) -> Cluster:
     """Three masters on the loopback, each with a replica if `replicas`; whole when this returns.
 
-    With `certificates` they speak TLS too, for which a binary is taken that can.
+    With `certificates` they speak TLS too, for which a binary is taken that can. With `appendonly` nothing that they
+    have acknowledged is lost when they are killed.
     """
     arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout_ms), "--save", ""]
     arguments += ["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"]
+    arguments += ["--appendfsync", "always"] if appendonly else []
     tls_ports = [free_port() for _ in range(NUM_MASTERS)] if certificates else []
     nodes: list[Server] = []
     for number in range(2 * NUM_MASTERS if replicas else NUM_MASTERS):
         more = ["--cluster-port", str(free_port())]
         if certificates:
             more += [*certificates.server_args(tls_ports[number]), "--tls-cluster", "yes"]
-        nodes.append(start_server(tmp_path, *arguments, *more, binary=installed_redis() if certificates else binary))
+        kind = installed_redis() if certificates else binary
+        nodes.append(start_server(tmp_path, *arguments, *more, binary=kind, appendonly=appendonly))
     made = Cluster(nodes, [raw(node, "CLUSTER", "MYID") for node in nodes], tls_ports)
     [_, bus_port] = raw(nodes[0], "CONFIG", "GET", "cluster-port")
     for number, node in enumerate(nodes):

@@ -12,10 +12,13 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from _pytest.mark import ParameterSet
+from redis import asyncio as aio
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -43,6 +46,17 @@ class Server:
     def client(self, **options: object) -> redis.Redis:
         """A plain client of this server, without retries."""
         return redis.Redis.from_url(self.url, **{"retry": Retry(NoBackoff(), 0), **options})
+
+    def target(self, *, is_async: bool) -> str:
+        """What a client of the library is made with."""
+        del is_async
+        return self.url
+
+    def raw_client(self, *, is_async: bool) -> Any:
+        """A plain client of either kind, without retries."""
+        if is_async:
+            return aio.Redis.from_url(self.url, retry=AsyncRetry(NoBackoff(), 0))
+        return self.client()
 
     def stop(self) -> None:
         """End it in order (SIGTERM)."""
