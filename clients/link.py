@@ -219,6 +219,12 @@ class AsyncLink:
                 if not await self._target.become_cluster():
                     raise
                 return await self._send(step)
+        except AttributeError as error:
+            # When redis-py reads a Cluster's map anew, it closes its connections under the tasks that are about to
+            # write to them, and those find None in their place.
+            if not self._target.is_cluster():
+                raise
+            raise LostReplyError(f"closed meanwhile: {error}") from None
         except ERRORS as error:
             if isinstance(error, exceptions.ReadOnlyError):
                 await self._target.leave_node()

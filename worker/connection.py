@@ -39,6 +39,7 @@ AGAIN: Final = frozenset(
 FORBIDDEN: Final = "NOPERM"
 # How servers say it of a command in a script: Redis 7.0; later ones and Valkey.
 _FORBIDDEN_IN_SCRIPT: Final = ("The user executing the script can't", "ACL failure in script")
+_LOCAL: Final = frozenset({"LOST", "MOVED", "ASK", "TRYAGAIN"})
 # The node is not, or not yet, the one that takes writes.
 _LEAVE_ON: Final = frozenset({"READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"})
 _hiredis: Any = hiredis  # its types say that a command has one argument
@@ -51,6 +52,11 @@ class Failed:
 
     code: str  # the first word of the server's error; LOST where no reply came
     message: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the reason concerns one slot or one node of a Cluster: elsewhere all goes on."""
+        return self.code in _LOCAL or (self.code == "CLUSTERDOWN" and self.message.startswith("Hash slot"))
 
     @property
     def again(self) -> bool:
@@ -113,6 +119,11 @@ class Link:
     def is_connected(self) -> bool:
         """Whether a socket is open (as far as this side knows)."""
         return self._socket is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every node is connected: there is one."""
+        return self.is_connected
 
     @property
     def node(self) -> Node:

@@ -40,7 +40,7 @@ def make_links(settings: WorkerSettings, keys: Keys, worker: str) -> Links:
 
     def another(what: str) -> AnyLink:
         if isinstance(writing, ClusterLink):
-            return ClusterLink(address, settings.socket_timeout_s, f"{worker}:{what}", keys.jobs())
+            return writing.for_home(f"{worker}:{what}")
         return Link(address, settings.socket_timeout_s, f"{worker}:{what}")
 
     waiting, leases = another("waiting"), another("leases")

@@ -180,7 +180,7 @@ class Loop:
     def _collect(self, batch: Batch, *, first: bool) -> None:
         if not self._drain.is_on and not self._outbox.is_blocked:
             self._beginner.begin_new()
-        self._outbox.collect(batch, first=first)
+        self._outbox.collect(batch, first=first, is_whole=self._link.is_whole)
         if first and self._inbox.groups_missing:
             self._inbox.collect_groups(batch)
         if not self._outbox.is_blocked:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+from redis.asyncio import sentinel as aio_sentinel
 
 from headrace.worker.child import end_child, start_child
 from headrace.worker.embedded import find_binary
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 SERVICE = "main"
 _HOST = "127.0.0.1"
+_RAW_TIMEOUT_S = 2.0
 _numbers = itertools.count(1)
 
 
@@ -104,6 +106,17 @@ class SentinelGroup:
         """A plain client of the present master."""
         return self.master.client(**options)
 
+    def target(self, *, is_async: bool) -> str:
+        """What a client of the library is made with."""
+        del is_async
+        return self.url
+
+    def raw_client(self, *, is_async: bool) -> Any:
+        """A client of whichever server is the master, by redis-py's own means."""
+        nodes = [(_HOST, each.port) for each in self.sentinels]
+        kind = aio_sentinel.Sentinel if is_async else redis.Sentinel
+        return kind(nodes, socket_timeout=_RAW_TIMEOUT_S).master_for(SERVICE, socket_timeout=_RAW_TIMEOUT_S)
+
     def wait_synced(self) -> None:
         """Wait until the sentinels know each other and all replicas, and these have all that the master has."""
         wait_until(self._is_ready, 20, "the group is ready")
@@ -141,6 +154,17 @@ class SentinelGroup:
             return old_port not in ports and len(ports) == 1 and self._is_master(next(iter(ports)))
 
         wait_until(is_done, timeout_s, "another server is the master")
+
+    def heal(self) -> None:
+        """Start what does not run, as a replica of the master, and wait until all are in step."""
+        master = self.master_port()
+        for server in self.servers:
+            if not server.pid:
+                server.restart()
+            if server.port != master:
+                with server.client() as client:
+                    client.execute_command("REPLICAOF", _HOST, master)
+        self.wait_synced()
 
     def _is_master(self, port: int) -> bool:
         with self._server(port).client() as client:

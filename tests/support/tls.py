@@ -12,7 +12,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support.server import Server, free_port, installed_redis, start_server
+from tests.support.server import Server, free_port, start_server
+from tests.support.server_kinds import installed_redis
 
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 _HERE = "IP:127.0.0.1,IP:::1,DNS:localhost"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import asyncio as aio
 
 from headrace.clients import AsyncClient, Client, Policy, ServerError
 from headrace.clients.keys import Keys
@@ -81,6 +85,55 @@ def test_a_slot_moves_while_a_request_runs(cluster: Cluster, rig: Rig, what: str
     rig.wait_done("after")
 
 
+def test_a_slot_left_half_moved_holds_up_nobody_else(cluster: Cluster, rig: Rig) -> None:
+    """As an interrupted resharding leaves it: nothing can be appended in it, everywhere else everything goes on."""
+    worker = rig.worker(step_time_s=0.01)
+    rig.add("stuck", {**JOB, "max_tokens": 60})
+    rig.wait_tokens("stuck", 3)
+    key = rig.keys.out("stuck")
+
+    def meanwhile() -> None:
+        others = [f"other-{number}" for number in range(10)]
+        for name in others:
+            rig.add(name, JOB)
+        rig.wait_done(*others)
+        wait_until(lambda: rig.num_jobs() == 1, 15, "all others are acknowledged")
+        assert not rig.is_done("stuck")
+
+    calls = [meanwhile]
+    cluster.move(key, (cluster.owner_of(key) + 1) % 3, lambda: calls.pop()() if calls else None)
+    rig.wait_done("stuck")
+    rig.wait_empty()
+    assert rig.num_tokens("stuck") == 60
+    assert worker.counters.attempts == 11
+
+
+def test_a_node_that_is_away_holds_up_only_its_requests(cluster: Cluster, rig: Rig) -> None:
+    """Leases are renewed, jobs taken, answers written, as long as the queue's node and the requests' are there."""
+    home = cluster.owner_of(rig.keys.jobs())
+    away, other = (home + 1) % 3, (home + 2) % 3
+    names = iter(f"my-{number}" for number in range(1000))
+    there = [name for name in itertools.islice(names, 100) if cluster.owner_of(rig.keys.out(name)) in {home, other}]
+    gone = next(name for name in names if cluster.owner_of(rig.keys.out(name)) == away)
+    worker = rig.worker(step_time_s=0.01, lease_s=2.0, url=cluster.nodes[away].url)
+    cluster.set_node_timeout(30_000)
+    rig.open_ids.add(gone)
+    entry_id = rig.add(gone, {**JOB, "max_tokens": 2000})
+    rig.wait_tokens(gone, 3)
+    try:
+        cluster.nodes[away].kill()
+        end_s = time.monotonic() + 3
+        while time.monotonic() < end_s:
+            rig.add(there.pop(), JOB)
+            rig.wait_done(rig.submitted[-1], timeout_s=10)
+            [row] = [each for each in rig.pending() if each["message_id"].decode() == entry_id]
+            assert row["time_since_delivered"] < 2000
+        assert worker.counters.lost_leases == 0
+    finally:
+        cluster.heal()
+        cluster.set_node_timeout(2000)
+
+
 @pytest.mark.parametrize("by", ["a node", "several, of which the first is gone", "a client of the caller's"])
 async def test_the_client_library_too(cluster: Cluster, rig: Rig, by: str) -> None:
     url = cluster.url if by == "a node" else f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster.nodes[1].port}"
@@ -128,17 +181,15 @@ def test_what_is_no_cluster(rig: Rig, own_server: Callable[..., Server], call: C
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = start_cluster(tmp_path)
+    made = start_cluster(tmp_path, replicas=True, node_timeout_ms=1000)
     yield made
-    for node in made.nodes:
-        node.stop()
+    made.stop()
 
 
-def test_a_node_dies_and_its_replica_takes_over(own_cluster: Cluster, tmp_path: Path) -> None:
+def test_a_node_dies_and_its_replica_takes_over(own_cluster: Cluster) -> None:
     """Where the queue is, and an answer. Until then the whole Cluster is down: everybody waits."""
     keys = Keys("own", "default")
     home = own_cluster.owner_of(keys.jobs())
-    replica = own_cluster.add_replica(tmp_path, home)
     request_id = next(each for each in map(str, range(99)) if own_cluster.owner_of(keys.out(each)) == home)
     rig = Rig(own_cluster, "own", own_cluster.client())  # type: ignore[arg-type]
     worker = rig.worker(step_time_s=0.02, url=own_cluster.whole_url)
@@ -154,7 +205,6 @@ def test_a_node_dies_and_its_replica_takes_over(own_cluster: Cluster, tmp_path: 
             assert sum(len(getattr(event, "token_ids", ())) for event in events) == 60
             assert len(other.result(timeout_s=5).choices[0].token_ids) == 5
         assert worker.counters.attempts == 2
-        own_cluster.nodes[home] = replica
         rig.client.close()
         rig.client = own_cluster.client()
         rig.submitted += [request_id, away]
@@ -174,6 +224,22 @@ def test_an_idle_worker_waits_where_the_queue_is(cluster: Cluster, rig: Rig) -> 
     wait_until(lambda: any(of_blocking_reads(node) for node in cluster.nodes))
     [stats] = [found for node in cluster.nodes if (found := of_blocking_reads(node))]
     assert stats["rejected_calls"] == 0
+
+
+async def test_the_async_client_outlives_a_change_of_its_map(cluster: Cluster, rig: Rig) -> None:
+    """redis-py then closes all connections, those that other tasks are about to write to as well."""
+    rig.worker(script="echo")
+    async with aio.RedisCluster.from_url(cluster.url) as own, AsyncClient(own, prefix=rig.prefix) as client:
+
+        async def ask(number: int) -> str:
+            handle = await client.submit(f"text {number}")
+            return (await handle.result(timeout_s=10)).choices[0].text
+
+        answers = asyncio.gather(*[ask(number) for number in range(20)])
+        for _ in range(40):
+            await own.aclose()
+            await asyncio.sleep(0.02)
+        assert await answers == [f"text {number}" for number in range(20)]
 
 
 def test_every_node_must_keep_what_it_has(cluster: Cluster, rig: Rig) -> None:

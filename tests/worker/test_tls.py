@@ -16,7 +16,8 @@ from tests.support.cluster import start_cluster
 from tests.support.command import Outcome
 from tests.support.rig import Rig
 from tests.support.sentinel import start_sentinels
-from tests.support.server import Server, free_port, installed_redis
+from tests.support.server import Server, free_port
+from tests.support.server_kinds import installed_redis
 from tests.support.tls import Certificates, TlsServer, needs_tls, start_tls_server
 from tests.support.worker_process import wait_until
 
