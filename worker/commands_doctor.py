@@ -6,9 +6,9 @@ import sys
 
 import redis
 
+from ..clients.address import redact
 from ..clients.keys import Keys
 from .command import command
-from .connection_url import redact
 from .doctor.checks import findings_of
 from .doctor.findings import Finding, Severity, error
 from .doctor.look import Limits, look
