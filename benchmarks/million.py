@@ -162,23 +162,18 @@ def take_us(client: Any) -> float:
     return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
 
 
-def _report(runs: list[QueueRun], count: int) -> Section:
-    rows = tuple(
-        (
-            run.server,
-            run.way,
-            f"{run.jobs:,}",
-            round(run.used_bytes / run.jobs),
-            f"{run.rss_bytes / 2**20:,.0f} MiB",
-            round(run.filled.wall_s, 1),
-            round(run.filled.cpu_s / run.jobs * 1e6),
-            round(run.filled.server_cpu_s / run.jobs * 1e6, 1),
-            f"{run.status.wall_s:.2f} ({run.status.longest_us:,.0f} µs)",
-            f"{run.doctor.wall_s:.2f} ({run.doctor.longest_us:,.0f} µs)",
-            round(run.take_us),
-        )
-        for run in runs
+def _row(run: QueueRun) -> tuple[object, ...]:
+    return (
+        *(run.server, run.way, f"{run.jobs:,}", round(run.used_bytes / run.jobs), f"{run.rss_bytes / 2**20:,.0f} MiB"),
+        *(round(run.filled.wall_s, 1), round(run.filled.cpu_s / run.jobs * 1e6)),
+        round(run.filled.server_cpu_s / run.jobs * 1e6, 1),
+        f"{run.status.wall_s:.2f} ({run.status.longest_us:,.0f} µs)",
+        f"{run.doctor.wall_s:.2f} ({run.doctor.longest_us:,.0f} µs)",
+        round(run.take_us),
     )
+
+
+def _report(runs: list[QueueRun], count: int) -> Section:
     columns = (
         *("server", "filled by", "jobs", "bytes a job", "resident", "filled in s", "client, CPU µs a job"),
         *("server, CPU µs a job", "status, s (longest command)", "doctor, s (longest command)", "take of 16, µs"),
@@ -200,7 +195,7 @@ def _report(runs: list[QueueRun], count: int) -> Section:
             )
             for name in names
         ),
-        tables=(Table("", columns, rows),),
+        tables=(Table("", columns, tuple(_row(run) for run in runs)),),
         raw={"runs": [asdict(run) for run in runs]},
     )
 
