@@ -23,7 +23,7 @@ from headrace.worker.lua import TAKE
 from .memory import used_bytes
 from .processes import Stopwatch, cpu_seconds, environment, fresh, print_result, run_program
 from .rig import PREFIX, connect, enqueue, server
-from .sections import Claim, Section, Table
+from .sections import Cell, Claim, Section, Table
 from .servers import binaries, name_of
 from .settings import Say, Settings
 from .workloads import Work, uniform
@@ -162,7 +162,7 @@ def take_us(client: Any) -> float:
     return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
 
 
-def _row(run: QueueRun) -> tuple[object, ...]:
+def _row(run: QueueRun) -> tuple[Cell, ...]:
     return (
         *(run.server, run.way, f"{run.jobs:,}", round(run.used_bytes / run.jobs), f"{run.rss_bytes / 2**20:,.0f} MiB"),
         *(round(run.filled.wall_s, 1), round(run.filled.cpu_s / run.jobs * 1e6)),
