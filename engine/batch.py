@@ -39,14 +39,24 @@ class Batch:
 class BatchBuilder:
     """Builds batches in buffers that are allocated once.
 
-    max_tokens and max_seqs bound a plan, max_blocks the blocks of one sequence. A row of the block table that still
-    holds the blocks of the same sequence is only added to: in a steady decode nothing of the table moves.
+    max_tokens and max_seqs bound a plan, max_blocks the blocks of one sequence; `windowed` takes its window blocks. A
+    row of the block table that still holds the blocks of the same sequence is only added to: in a steady decode nothing
+    of the table moves.
     """
 
     def __init__(
-        self, max_tokens: int, max_seqs: int, max_blocks: int, block_size: int, multiple: int, device: torch.device
+        self,
+        max_tokens: int,
+        max_seqs: int,
+        max_blocks: int,
+        block_size: int,
+        multiple: int,
+        device: torch.device,
+        *,
+        windowed: bool = False,
     ) -> None:
         self.block_size = block_size
+        self._windowed = windowed
         self.multiple = multiple
         rows = padded_rows(max_tokens, multiple)
         self._token_ids, self._positions, self._slots = (np.zeros(rows, np.int64) for _ in range(3))
@@ -75,15 +85,16 @@ class BatchBuilder:
         starts, ends = [0], list[int]()
         for number, (sequence, start, num_tokens, _) in enumerate(plan.rows):
             end = start + num_tokens
-            self._hold(number, sequence, -(-end // self.block_size))
+            block_ids = sequence.window_ids if self._windowed else sequence.block_ids
+            self._hold(number, sequence, block_ids, -(-end // self.block_size))
             if num_tokens == 1:  # most of them; a loop over few numbers is quicker than numpy
                 token_ids.append(sequence.token_ids[start])
                 positions.append(start)
-                slots.append(self._slot(sequence, start))
+                slots.append(self._slot(block_ids, start))
             else:
                 token_ids += sequence.token_ids[start:end]
                 positions += range(start, end)
-                slots += self._slots_of(sequence, start, end)
+                slots += self._slots_of(block_ids, start, end)
             starts.append(len(token_ids))
             ends.append(end)
         rows = padded_rows(total, self.multiple)
@@ -95,31 +106,29 @@ class BatchBuilder:
         self._kv_len[:count] = ends
         return self._batch(count, total, rows)
 
-    def _slot(self, sequence: Sequence, position: int) -> int:
+    def _slot(self, block_ids: list[int], position: int) -> int:
         """Where the key and the value of a position go."""
         size = self.block_size
-        return sequence.block_ids[position // size] * size + position % size
+        return block_ids[position // size] * size + position % size
 
-    def _slots_of(self, sequence: Sequence, start: int, end: int) -> list[int]:
+    def _slots_of(self, block_ids: list[int], start: int, end: int) -> list[int]:
         size, first = self.block_size, start // self.block_size
-        blocks = np.asarray(sequence.block_ids[first : -(-end // size)], np.int64)
+        blocks = np.asarray(block_ids[first : -(-end // size)], np.int64)
         slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)
         found: list[int] = slots[start - first * size : end - first * size].tolist()
         return found
 
-    def _hold(self, number: int, sequence: Sequence, num_blocks: int) -> None:
+    def _hold(self, number: int, sequence: Sequence, block_ids: list[int], num_blocks: int) -> None:
         """Have a row of the table hold at least the first `num_blocks` blocks of a sequence."""
         held = self._num_held[number]
         key = (sequence.serial, sequence.epoch)
         if self._held[number] != key:
             self._held[number], held = key, 0
         if held < num_blocks:
-            blocks = sequence.block_ids[held:num_blocks]
+            blocks = block_ids[held:num_blocks]
             if len(blocks) < num_blocks - held:
                 self._held[number] = (-1, -1)
-                raise ValueError(
-                    f"{sequence.request_id} has {len(sequence.block_ids)} blocks, too few for {num_blocks}"
-                )
+                raise ValueError(f"{sequence.request_id} has {len(block_ids)} blocks, too few for {num_blocks}")
             self._table[number, held:num_blocks] = blocks
             self._num_held[number] = num_blocks
 

@@ -58,9 +58,10 @@ class TorchRunner:
         self.vocab_size = model.vocab_size
         self.eos_token_ids = model.eos_token_ids
         self.max_model_len = limits.max_model_len
-        self.num_blocks = limits.num_blocks
-        self.block_size = limits.block_size
         self.window = model.kv.window
+        self.num_blocks = 0 if self.window else limits.num_blocks
+        self.num_window_blocks = limits.num_blocks if self.window else 0
+        self.block_size = limits.block_size
         self.backend = backend
         self.dtype = model.dtype
         self.model = model
@@ -76,8 +77,9 @@ class TorchRunner:
         self._scores = torch.empty((0, model.vocab_size), device=device)  # grows to the most rows that asked for any
         max_blocks = -(-limits.max_model_len // limits.block_size)
         self._builder = BatchBuilder(
-            limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, limits.block_size, self._multiple, device
-        )
+            limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, limits.block_size, self._multiple, device,
+            windowed=self.window > 0,
+        )  # fmt: skip
 
     def run(self, plan: Plan) -> list[RowResult]:
         """Compute one step; see `types.Runner`.
@@ -91,8 +93,9 @@ class TorchRunner:
         """Begin a step; see `types.Launcher`. Raises as `run` does."""
         if not plan.rows:
             return list
-        if plan.copies:
-            copy_blocks(self._cache, plan.copies)
+        copies = plan.window_copies if self.window else plan.copies
+        if copies:
+            copy_blocks(self._cache, copies)
         batch = self._builder.build(plan)
         sampling = self._sampling(plan)
         rows = batch.last_rows[sampling.greedy + sampling.others]
@@ -114,9 +117,10 @@ class TorchRunner:
                 results[number] = _NOT_FINITE
             return results
 
-    def poison_blocks(self, block_ids: Iterable[int]) -> None:
-        """Fill whole blocks of every layer with NaN. For tests: in blocks that nobody owns it must change nothing."""
-        poison(self._cache, list(block_ids))
+    def poison_blocks(self, block_ids: Iterable[int], *, windowed: bool = False) -> None:
+        """Fill whole blocks of a kind of layers with NaN. For tests: in those that nobody owns it must change nothing."""
+        if windowed == (self.window > 0):
+            poison(self._cache, list(block_ids))
 
     def _sampling(self, plan: Plan) -> _Sampling:
         asking = [number for number, row in enumerate(plan.rows) if row.samples]

@@ -82,7 +82,7 @@ def _load(settings: WorkerFlags, place: str, log: Log) -> tuple[Engine, Tokenize
         "loaded the model",
         model=model.name,
         dtype=str(runner.dtype).removeprefix("torch.") if isinstance(runner, TorchRunner) else "",
-        kv_blocks=runner.num_blocks,
+        kv_blocks=engine.stats().total_blocks,
         block_size=runner.block_size,
         max_model_len=engine.max_model_len,
         threads=num_threads,
