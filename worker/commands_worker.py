@@ -83,6 +83,7 @@ def _load(settings: WorkerFlags, place: str, log: Log) -> tuple[Engine, Tokenize
         model=model.name,
         dtype=str(runner.dtype).removeprefix("torch.") if isinstance(runner, TorchRunner) else "",
         kv_blocks=engine.stats().total_blocks,
+        **({"window_blocks": runner.num_window_blocks} if runner.num_window_blocks else {}),
         block_size=runner.block_size,
         max_model_len=engine.max_model_len,
         threads=num_threads,

@@ -17,6 +17,7 @@ from ..attention import Paging
 from ..embedding import Asked, Scores
 from ..forward import Begin, Describe
 from ..gated import ACTIVATIONS, Activation
+from ..kv_cache import KvCache
 from ..kv_layout import cached_head_dim
 from ..large_pages import zeros_in_large_pages
 from ..matrix import Matrix
@@ -47,7 +48,7 @@ class CpuLibrary:
     def record(
         self,
         describe: Describe,
-        cache: torch.Tensor,
+        cache: KvCache,
         tables: Sequence[torch.Tensor],
         max_rows: int,
         dtype: torch.dtype,

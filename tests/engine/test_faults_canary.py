@@ -21,7 +21,7 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 64
 SHAPE = Shape(hidden=32, heads=2, kv_heads=1, middle=48)
 SETTINGS = EngineConfig(max_num_seqs=16, max_num_batched_tokens=48, block_size=BLOCK_SIZE, num_kv_blocks=NUM_BLOCKS)
-WITH_WINDOWS = ("mistral",)
+WITH_WINDOWS = ("mistral", "gemma3")
 
 
 def shape_of(name: str) -> Shape | Path:
