@@ -73,7 +73,12 @@ class EngineFlags(FlagSettings):
     ] = "auto"
     num_kv_blocks: Annotated[
         Count | None,
-        Flag("blocks of the KV cache", "an integer from 1", panel="Engine", default="as many as fit"),
+        Flag(
+            "blocks of the KV cache; layers with a window get no more of them than they can use",
+            "an integer from 1",
+            panel="Engine",
+            default="as many as fit",
+        ),
     ] = None
     block_size: Annotated[Count, Flag("tokens per block of the KV cache", "an integer from 1", panel="Engine")] = (
         _ENGINE.block_size
