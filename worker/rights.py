@@ -11,14 +11,16 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..clients.keys import GROUP, Keys
 from .cluster import AnyLink
 from .connection import FORBIDDEN, Failed
 from .errors import ServerUnavailableError
-from .log import Log
 from .lua import Args
+
+if TYPE_CHECKING:
+    from .log import Log
 
 _ALARM_EVERY_S: Final = 10.0
 _NO_ID: Final = b"no-id"
