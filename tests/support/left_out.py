@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the line, if anything was left out."""
-    reports = terminalreporter.stats.get("skipped", [])
-    if line := left_out([_reason(report) for report in reports]):
-        terminalreporter.write_line(line, yellow=True, bold=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print the line, if anything was left out, behind everything else."""
+    reporter: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("skipped", []) if reporter is not None else []
+    if reporter is not None and (line := left_out([_reason(report) for report in reports])):
+        reporter.write_line(line, yellow=True, bold=True)
 
 
 def left_out(reasons: list[str]) -> str:
