@@ -59,7 +59,7 @@ def check_url(url: str) -> str:
 
 def make_pool(address: Address, options: Options) -> redis.ConnectionPool:
     """A pool for one server, or for the master that sentinels name. `options` are redis-py's, all of them."""
-    options = _for(address, {"retry": Retry(NoBackoff(), 0), **_SAY_NO_LIBRARY, **options})
+    options = _for(address, {"retry": Retry(NoBackoff(), 0), **options})
     check_tls(address, options)
     with _refusing():
         if address.kind == "sentinel":
@@ -84,7 +84,7 @@ def make_finder(address: Address, options: Options) -> sentinel.MasterFinder:
 
 def make_async_pool(address: Address, options: Options) -> aio.ConnectionPool:
     """As make_pool."""
-    options = _for(address, {"retry": AsyncRetry(NoBackoff(), 0), **_SAY_NO_LIBRARY, **options})
+    options = _for(address, {"retry": AsyncRetry(NoBackoff(), 0), **options})
     check_tls(address, options)
     with _refusing():
         if address.kind == "sentinel":
@@ -135,7 +135,15 @@ def _kind(address: Address, module: Any) -> Any:
 
 def _for(address: Address, options: Options) -> dict[str, Any]:
     """Without what a socket does not take."""
+    options = {**_silence(address), **options}
     return {name: value for name, value in options.items() if not (address.path and name.startswith("socket_keep"))}
+
+
+def _silence(address: Address) -> Options:
+    """What keeps a new connection from saying which library it is of, where that is safe."""
+    # What a server sends after a TLS handshake (session tickets) is only read with a first reply; unread, redis-py
+    # takes it for a reply that nobody has waited for.
+    return {} if address.tls else _SAY_NO_LIBRARY
 
 
 def _place(address: Address) -> dict[str, Any]:
@@ -149,7 +157,7 @@ def _sentinel_options(address: Address, options: Options) -> dict[str, Any]:
     shared = {name: value for name, value in options.items() if name.startswith(_SHARED_WITH_SENTINELS)}
     return {
         **shared,
-        **_SAY_NO_LIBRARY,
+        **_silence(address),
         **address.sentinel_options,
         "ssl": address.tls,
         "protocol": 2,
@@ -161,6 +169,6 @@ def _sentinel_options(address: Address, options: Options) -> dict[str, Any]:
 def _cluster_options(address: Address, options: Options) -> dict[str, Any]:
     # redis-py leaves out, without a word, what its cluster client does not know: a single connection does not
     make_pool(address.at(address.nodes[0]), options)
-    options = {**_SAY_NO_LIBRARY, **options}
+    options = {**_silence(address), **options}
     kept = {name: value for name, value in options.items() if name not in _NOT_FOR_CLUSTERS and name != "db"}
     return {**kept, "ssl": True} if address.tls else kept

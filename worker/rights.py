@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from ..clients.keys import GROUP, Keys
 from .cluster import AnyLink
 from .connection import FORBIDDEN, Failed
-from .errors import ServerUnavailableError
+from .errors import LinkError, ServerUnavailableError
 from .lua import Args
 
 if TYPE_CHECKING:
@@ -74,9 +74,15 @@ def rights_of(keys: Keys, worker: str) -> list[Right]:
 
 
 def check_rights(link: AnyLink, keys: Keys, worker: str, user: str) -> None:
-    """Try all that a worker needs. Raises ServerUnavailableError, which names what is missing and the line to add."""
+    """Try all that a worker needs. Raises LinkError where no reply comes.
+
+    Raises ServerUnavailableError, which names what is missing and the line to add.
+    """
     needed = rights_of(keys, worker)
     outcomes = link.exchange([right.trial for right in needed])
+    for outcome in outcomes:
+        if isinstance(outcome, Failed) and outcome.code == "LOST":
+            raise LinkError(outcome.message)
     refused = [
         (right, outcome.message)
         for right, outcome in zip(needed, outcomes, strict=True)
