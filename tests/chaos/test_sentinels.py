@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chaos_losses import watch_promotion
+from tests.support.chaos_losses import kill_ahead, watch_promotion
 from tests.support.chaos_story import Story
 from tests.support.sentinel import SERVICE, SentinelGroup, start_sentinels
 from tests.support.server import Server
 from tests.support.server_kinds import ServerKind
+
+LAG_S = 0.2  # by which a replica is behind when its master dies; sentinels would notice half a second
 
 
 @pytest.fixture
@@ -25,31 +27,31 @@ def sentinels(kind: ServerKind, tmp_path: Path) -> Iterator[SentinelGroup]:
     made.stop()
 
 
-def kill(story: Story, old: Server) -> None:
-    """The master dies."""
+def kill(story: Story, old: Server, new: Server) -> None:
+    """The master dies, and the replica lacks the end of what it had."""
     del story
-    old.kill()
+    kill_ahead(old, new, LAG_S)
 
 
-def kill_with_workers(story: Story, old: Server) -> None:
-    """The master dies, and with it everybody who could write again what its successor lacks."""
-    old.kill()
+def kill_with_workers(story: Story, old: Server, new: Server) -> None:
+    """The same, and with the master everybody dies who could write it again."""
+    kill_ahead(old, new, LAG_S)
     story.fleet.kill_all()
 
 
-def freeze(story: Story, old: Server) -> None:
+def freeze(story: Story, old: Server, new: Server) -> None:
     """The master stands still: its connections stay open."""
-    del story
+    del story, new
     old.freeze()
 
 
-def tell(story: Story, old: Server) -> None:
+def tell(story: Story, old: Server, new: Server) -> None:
     """The master is told to make way (SENTINEL FAILOVER); it takes writes until sentinels make it a replica."""
-    del old
+    del old, new
     story.queue.server.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
 
 
-How = Callable[[Story, Server], None]
+How = Callable[[Story, Server, Server], None]
 
 
 def fail_over(story: Story, how: How, tally: Counter[str]) -> None:
@@ -58,7 +60,7 @@ def fail_over(story: Story, how: How, tally: Counter[str]) -> None:
     group.heal()
     old = group.master
     new = next(each for each in group.servers if each is not old)
-    failover = watch_promotion(new, story.queue.keys, lambda _: True, lambda: how(story, old))
+    failover = watch_promotion(new, story.queue.keys, lambda _: True, lambda: how(story, old, new))
     failover.writers_died = how is kill_with_workers
     tally["failovers"] += 1
     story.losses.failovers.append(failover)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import redis
 
+from headrace.clients import ExpiredError
 from headrace.clients.entries import parse_id
 from headrace.clients.events import EntryId
 from headrace.clients.keys import Keys
@@ -51,6 +52,16 @@ def watch_promotion(
         time.sleep(0.005)
     client.close()
     return Failover(time.time() * 1000, has, seen.newest, seen.streams)
+
+
+def kill_ahead(master: Server, replica: Server, lag_s: float) -> None:
+    """Kill a master whose replica lacks what was written in the last `lag_s` seconds."""
+    replica.freeze()
+    with master.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+    time.sleep(lag_s)
+    master.kill()
+    replica.thaw()
 
 
 @dataclass
@@ -120,19 +131,21 @@ class Losses:
             return True
         return not request.is_bare and self.lost_stream(request)
 
-    def check(self, requests: Iterable[Request], found: Judgement) -> tuple[int, int]:
+    def check(self, requests: Iterable[Request], found: Judgement, *, leases_kept: bool) -> tuple[int, int]:
         """Every request has ended and its reader was told all of it, or a failover is to blame.
 
-        Returns how many have not ended, and how many readers were told an error. Raises BrokenPromiseError.
+        `leases_kept`: no worker has lost a job to another. Then those that live write again what a failover took, and a
+        reader can only come to find nothing at all. Returns how many requests have not ended, and how many readers were
+        told an error. Raises BrokenPromiseError.
         """
         num_lost = num_errors = 0
         for request in requests:
-            ended = request.id in found.reports and found.reports[request.id].end is not None
-            if not ended:
+            if request.id not in found.reports or found.reports[request.id].end is None:
                 require(self.excuses(request), f"{request.id} has not ended, and no failover has lost it")
                 num_lost += 1
-            if request.error is not None:
-                excuse = not ended or self.may_have_rewound(request)
-                require(excuse, f"{request.id}: a reader was told {request.error}, and no failover is to blame")
-                num_errors += 1
+            elif request.error is not None:
+                gone = isinstance(request.error, ExpiredError) and self.lost_stream(request)
+                excuse = gone or self.may_have_rewound(request, writers_died=leases_kept)
+                require(excuse, f"{request.id}: a reader was told {request.error!r}, and no failover is to blame")
+            num_errors += request.error is not None
         return num_lost, num_errors

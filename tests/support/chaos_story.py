@@ -31,7 +31,8 @@ class Story:
         requests = self.traffic.requests.values()
         found = self.queue.judge(excused={each.id for each in requests if self.losses.excuses(each)})
         self.traffic.check()
-        num_lost, num_errors = self.losses.check(requests, found)
+        kept = not any("lost the lease" in worker.output() for worker in self.fleet.workers)
+        num_lost, num_errors = self.losses.check(requests, found, leases_kept=kept)
         self.queue.tally.update({"lost by servers": num_lost, "readers": len(requests), "told an error": num_errors})
         self._tell(
             f"ends {dict(found.reasons)}, {found.num_attempts} attempts, {num_lost} requests lost by the servers, "
