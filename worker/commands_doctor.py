@@ -24,7 +24,7 @@ def doctor(settings: DoctorFlags) -> ExitCode:
     keys = Keys(settings.prefix, settings.queue)
     limits = Limits(settings.lease, settings.queue_ttl, settings.max_keys, settings.max_time)
     try:
-        with connected(settings) as client:
+        with connected(settings, anywhere=True) as client:
             seen = look(client, keys, limits)
     except (CommandError, redis.RedisError) as trouble:
         if isinstance(trouble, CommandError) and trouble.code is not ExitCode.SERVER_UNAVAILABLE:

@@ -19,7 +19,8 @@ from tests.support.cluster import Cluster
 from tests.support.command import Outcome
 from tests.support.rig import Rig, ThreadWorker, abandon
 from tests.support.sentinel import SERVICE, SentinelGroup
-from tests.support.server import Server, binaries, installed_redis, start_server
+from tests.support.server import Server, binaries, start_server
+from tests.support.server_kinds import installed_redis
 from tests.support.worker_process import wait_until
 
 RIGHTS = rights_in("worker")
