@@ -55,6 +55,13 @@ class Address:
     service: str = ""  # what sentinels know the master by
     sentinel_options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)  # of one to a sentinel
 
+    @property
+    def user(self) -> str:
+        """Whose rights one has there."""
+        provider = self.options.get("credential_provider")
+        name = provider.username if isinstance(provider, PasswordFile) else self.options.get("username")
+        return str(name or "default")
+
     def at(self, node: Node) -> Address:
         """One server of a Cluster: another place, the same way in."""
         return replace(self, kind="server", nodes=(node,))
@@ -134,6 +141,10 @@ class PasswordFile(CredentialProvider):
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise ConnectionError(f"the password file {self.path} cannot be read: {reason}") from None
         return (password,) if self.username is None else (self.username, password)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """As get_credentials: such a file is small and near."""
+        return self.get_credentials()
 
 
 def with_option(url: str, name: str, value: str) -> str:

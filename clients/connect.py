@@ -5,6 +5,7 @@ Everything raises ConfigError for options that redis-py does not know or take.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -18,6 +19,7 @@ from redis.asyncio import sentinel as aio_sentinel
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
+from redis.connection import AbstractConnection
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
@@ -30,6 +32,14 @@ from .tls import check_tls
 _SHARED_WITH_SENTINELS: Final = ("ssl_", "socket_keepalive")
 # redis-py's cluster client is made for pools of its own.
 _NOT_FOR_CLUSTERS: Final = ("retry",)
+
+# A connection would say which library it is of (CLIENT SETINFO): two round trips, and where the user may not, two
+# entries in the server's log of refusals.
+_SAY_NO_LIBRARY: Final[Mapping[str, Any]] = (
+    {"driver_info": None}
+    if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
+    else {"lib_name": None, "lib_version": None}
+)
 
 Options = Mapping[str, Any]
 
@@ -49,7 +59,7 @@ def check_url(url: str) -> str:
 
 def make_pool(address: Address, options: Options) -> redis.ConnectionPool:
     """A pool for one server, or for the master that sentinels name. `options` are redis-py's, all of them."""
-    options = {"retry": Retry(NoBackoff(), 0), **options}
+    options = _for(address, {"retry": Retry(NoBackoff(), 0), **options})
     check_tls(address, options)
     with _refusing():
         if address.kind == "sentinel":
@@ -74,7 +84,7 @@ def make_finder(address: Address, options: Options) -> sentinel.MasterFinder:
 
 def make_async_pool(address: Address, options: Options) -> aio.ConnectionPool:
     """As make_pool."""
-    options = {"retry": AsyncRetry(NoBackoff(), 0), **options}
+    options = _for(address, {"retry": AsyncRetry(NoBackoff(), 0), **options})
     check_tls(address, options)
     with _refusing():
         if address.kind == "sentinel":
@@ -123,6 +133,19 @@ def _kind(address: Address, module: Any) -> Any:
     return module.SSLConnection if address.tls else module.Connection
 
 
+def _for(address: Address, options: Options) -> dict[str, Any]:
+    """Without what a socket does not take."""
+    options = {**_silence(address), **options}
+    return {name: value for name, value in options.items() if not (address.path and name.startswith("socket_keep"))}
+
+
+def _silence(address: Address) -> Options:
+    """What keeps a new connection from saying which library it is of, where that is safe."""
+    # What a server sends after a TLS handshake (session tickets) is only read with a first reply; unread, redis-py
+    # takes it for a reply that nobody has waited for.
+    return {} if address.tls else _SAY_NO_LIBRARY
+
+
 def _place(address: Address) -> dict[str, Any]:
     if address.path:
         return {"path": address.path}
@@ -134,6 +157,7 @@ def _sentinel_options(address: Address, options: Options) -> dict[str, Any]:
     shared = {name: value for name, value in options.items() if name.startswith(_SHARED_WITH_SENTINELS)}
     return {
         **shared,
+        **_silence(address),
         **address.sentinel_options,
         "ssl": address.tls,
         "protocol": 2,
@@ -145,5 +169,6 @@ def _sentinel_options(address: Address, options: Options) -> dict[str, Any]:
 def _cluster_options(address: Address, options: Options) -> dict[str, Any]:
     # redis-py leaves out, without a word, what its cluster client does not know: a single connection does not
     make_pool(address.at(address.nodes[0]), options)
+    options = {**_silence(address), **options}
     kept = {name: value for name, value in options.items() if name not in _NOT_FOR_CLUSTERS and name != "db"}
     return {**kept, "ssl": True} if address.tls else kept

@@ -149,7 +149,9 @@ class ClusterLink:
         if isinstance(command, bytes):
             return slot_of(hash_tag(command))
         name = cast("bytes", command[0])
-        return self._home_slot if name in _WITHOUT_KEY else slot_of(command[_KEY_AT.get(name, 1)])
+        if name in _WITHOUT_KEY:
+            return self._home_slot
+        return slot_of(command[command.index(b"STREAMS") + 1 if name == b"XREADGROUP" else _KEY_AT.get(name, 1)])
 
     def _link_of(self, command: Command) -> Link | None:
         owner = self._owners[self._slot_of(command)]

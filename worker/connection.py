@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import SystemRandom
 from typing import Any, Final, cast
 
 import hiredis
@@ -25,6 +26,7 @@ from . import lua
 from .errors import LinkError
 from .lua import Args, Command
 
+_RANDOM = SystemRandom()
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _READ_BYTES = 1 << 16
@@ -35,6 +37,9 @@ AGAIN: Final = frozenset(
     | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY", "UNBLOCKED"}
 )
 _LOCAL: Final = frozenset({"LOST", "MOVED", "ASK", "TRYAGAIN"})
+FORBIDDEN: Final = "NOPERM"
+# How servers say it of a command in a script: Redis 7.0; later ones and Valkey.
+_FORBIDDEN_IN_SCRIPT: Final = ("The user executing the script can't", "ACL failure in script")
 # The node is not, or not yet, the one that takes writes.
 _LEAVE_ON: Final = frozenset({"READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"})
 _hiredis: Any = hiredis  # its types say that a command has one argument
@@ -59,12 +64,14 @@ class Failed:
         return self.code in AGAIN
 
 
+def as_failed(error: str) -> Failed:
+    """An error of the server in its parts."""
+    code, _, message = error.partition(" ")
+    return Failed(FORBIDDEN if message.startswith(_FORBIDDEN_IN_SCRIPT) else code, message)
+
+
 class _ReplyError(Exception):
     """An error as hiredis hands it out; never raised."""
-
-    def outcome(self) -> Failed:
-        code, _, message = str(self).partition(" ")
-        return Failed(code, message)
 
 
 # What an address may say of a client or a pool, or against what is decided here.
@@ -201,7 +208,8 @@ class Link:
     def _back_off(self, reason: str) -> None:
         self.last_error = reason
         self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        self._next_try_s = time.monotonic() + self._pause_s
+        # not all at once, when a server comes back to a thousand workers
+        self._next_try_s = time.monotonic() + self._pause_s * _RANDOM.uniform(0.5, 1.0)
         self.close()
 
     def send(self, *commands: Command) -> None:
@@ -220,7 +228,7 @@ class Link:
         while reply is _NOT_ENOUGH:
             self._receive()
             reply = self._reader.gets()
-        return reply.outcome() if type(reply) is _ReplyError else reply
+        return as_failed(str(reply)) if type(reply) is _ReplyError else reply
 
     def _receive(self) -> None:
         try:

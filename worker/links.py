@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..clients.address import Address, parse_address, redact
+from ..clients.errors import ConfigError
 from ..clients.keys import Keys
 from .cluster import AnyLink, ClusterLink
 from .connection import Link
 from .errors import LinkError, ServerUnavailableError, StartupError
 from .master_watch import MasterWatch
 from .options import WorkerSettings
+from .rights import check_rights, line_to_add, missing_in
 from .server_check import check_server, is_cluster
 
 
@@ -33,7 +35,7 @@ class Links:
 
 def make_links(settings: WorkerSettings, keys: Keys, worker: str) -> Links:
     """Connect, and look at the server and, in a cluster, at every master. Raises StartupError."""
-    writing = open_link(settings.url, settings.socket_timeout_s, f"{worker}:writing", keys)
+    writing = open_link(settings.url, settings.socket_timeout_s, worker, keys)
     address = parse_address(settings.url)
 
     def another(what: str) -> AnyLink:
@@ -46,14 +48,25 @@ def make_links(settings: WorkerSettings, keys: Keys, worker: str) -> Links:
     return Links(writing, waiting, leases, MasterWatch(address, single) if address.kind == "sentinel" else None)
 
 
-def open_link(url: str, socket_timeout_s: float, name: str, keys: Keys) -> AnyLink:
-    """A connection to a server or Cluster to which jobs can be entrusted. Raises StartupError."""
+def open_link(url: str, socket_timeout_s: float, worker: str, keys: Keys) -> AnyLink:
+    """A connection to a server or Cluster to which jobs can be entrusted, by a user with all rights that that takes.
+
+    Raises StartupError.
+    """
     try:
-        return _open(parse_address(url), socket_timeout_s, name, keys)
-    except LinkError as error:
-        raise ServerUnavailableError(f"no server at {redact(url)}: {error}") from error
+        address = parse_address(url)
     except ValueError as error:
         raise StartupError(f"{redact(url)} is no address of a server: {error}") from error
+    try:
+        link = _open(address, socket_timeout_s, f"{worker}:writing", keys)
+        check_rights(link, keys, worker, address.user)
+    except ConfigError as error:
+        raise StartupError(f"{redact(url)} is no address of a server: {error}") from error
+    except LinkError as error:
+        missing = missing_in(str(error))
+        what_to_do = f"; {line_to_add(address.user, missing)}" if missing else ""
+        raise ServerUnavailableError(f"no server at {redact(url)}: {error}{what_to_do}") from error
+    return link
 
 
 def _open(address: Address, socket_timeout_s: float, name: str, keys: Keys) -> AnyLink:

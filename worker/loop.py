@@ -145,9 +145,10 @@ class Loop:
             return False
         codes = batch.finish(self._link)
         self._outbox.sent()
-        self._context.reconcile = self._context.reconcile or bool(codes - {"NOGROUP", "NOSCRIPT", "BUSYGROUP"})
+        self._context.reconcile = self._context.reconcile or bool(codes.keys() - {"NOGROUP", "NOSCRIPT", "BUSYGROUP"})
+        self._context.alarms.forbidden(codes)
         self._settler.settle()
-        return not codes & AGAIN
+        return not codes.keys() & AGAIN
 
     def _exchange(self, *, first: bool) -> None:
         """Round trips until nothing is left to send, or nothing of which a step need not wait."""

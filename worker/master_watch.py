@@ -6,6 +6,7 @@ That lasts some ten seconds. What was written there is written again to the new 
 from __future__ import annotations
 
 import threading
+from random import SystemRandom
 from typing import Final
 
 from redis import exceptions
@@ -15,6 +16,7 @@ from ..clients.connect import make_finder
 from .connection import Link
 
 _EVERY_S: Final = 1.0
+_RANDOM: Final = SystemRandom()
 
 
 class MasterWatch:
@@ -35,7 +37,7 @@ class MasterWatch:
         self._finder.close()
 
     def _run(self) -> None:
-        while not self._stop.wait(_EVERY_S):
+        while not self._stop.wait(_EVERY_S * _RANDOM.uniform(0.5, 1.0)):  # not all workers at once
             try:
                 master = self._finder.discover_master(self._service)
             except (exceptions.RedisError, OSError):

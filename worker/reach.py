@@ -64,7 +64,7 @@ def _single(address: Address) -> redis.Redis:
 
 def _options(address: Address) -> dict[str, object]:
     limits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
-    return {**address.options, **limits, "client_name": "headrace-command", "protocol": 2, "decode_responses": False}
+    return {**address.options, **limits, "protocol": 2, "decode_responses": False}
 
 
 @contextmanager

@@ -6,18 +6,18 @@ import re
 from typing import Final
 
 from .connection import Failed, Link
-from .errors import ServerUnavailableError, ServerUnsuitableError
+from .errors import LinkError, ServerUnsuitableError
 
 LEAST_REDIS: Final = (7, 0)
 LEAST_VALKEY: Final = (7, 2)
 
 
 def check_server(link: Link) -> dict[str, str]:
-    """Look at a connected server; what it says of itself. Raises ServerUnsuitableError, ServerUnavailableError."""
+    """Look at a connected server; what it says of itself. Raises ServerUnsuitableError, LinkError."""
     outcomes = link.exchange([(b"INFO", b"server"), (b"INFO", b"memory")])
     for outcome in outcomes:
         if isinstance(outcome, Failed):
-            raise ServerUnavailableError(f"the server does not tell what it is: {outcome.code} {outcome.message}")
+            raise LinkError(f"the server does not tell what it is: {outcome.code} {outcome.message}")
     info = dict(pair for outcome in outcomes if isinstance(outcome, bytes) for pair in info_pairs(outcome))
     check_info(info)
     return info

@@ -78,7 +78,7 @@ class Certificates:
 def needs_tls() -> pytest.MarkDecorator:
     """Mark of tests that want a server with TLS, which neither embedded one has."""
     missing = [name for name in ("redis-server", "openssl") if shutil.which(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} is not installed: no TLS")
+    return pytest.mark.skipif(bool(missing), reason=f"no TLS without {' and '.join(missing)}")
 
 
 class TlsServer:

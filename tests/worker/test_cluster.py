@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import asyncio as aio
@@ -15,7 +16,7 @@ from headrace.clients import AsyncClient, Client, Policy, ServerError
 from headrace.clients.keys import Keys
 from headrace.worker.cluster import slot_of
 from headrace.worker.errors import ServerUnavailableError, ServerUnsuitableError
-from tests.support.cluster import Cluster, start_cluster
+from tests.support.cluster import Cluster, raw, start_cluster
 from tests.support.command import Outcome
 from tests.support.rig import Rig
 from tests.support.server import Server
@@ -225,6 +226,20 @@ async def test_the_async_client_outlives_a_change_of_its_map(cluster: Cluster, r
             await own.aclose()
             await asyncio.sleep(0.02)
         assert await answers == [f"text {number}" for number in range(20)]
+
+
+def test_an_idle_worker_waits_where_the_queue_is(cluster: Cluster, rig: Rig) -> None:
+    for node in cluster.nodes:
+        raw(node, "CONFIG", "RESETSTAT")
+    rig.worker()
+
+    def of_blocking_reads(node: Server) -> dict[str, Any]:
+        with node.client() as client:
+            return client.info("commandstats").get("cmdstat_xreadgroup", {})
+
+    wait_until(lambda: any(of_blocking_reads(node) for node in cluster.nodes))
+    [stats] = [found for node in cluster.nodes if (found := of_blocking_reads(node))]
+    assert stats["rejected_calls"] == 0
 
 
 def test_every_node_must_keep_what_it_has(cluster: Cluster, rig: Rig) -> None:
