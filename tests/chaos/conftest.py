@@ -174,7 +174,7 @@ def chance(seed: int, request: pytest.FixtureRequest) -> random.Random:
 
 @pytest.fixture(scope="session")
 def amount(kind: ServerKind, is_full: bool) -> Callable[[Any, Any, Any], Any]:
-    """`amount(full, short, core)`: one of them; `core` is for kinds of servers on which the short size runs only that."""
+    """`amount(full, short, core)`: one of them; `core` is for the servers on which the short size runs only that."""
     return lambda full, short, core: full if is_full else short if kind is VALKEY else core
 
 
