@@ -22,9 +22,11 @@ test: setup
 models: setup
 	@$(RUN) -m pytest -q -n 2 --dist worksteal $(MODELS) --budget-s 300
 
-# Everything that can go wrong, for some minutes: kills, freezes, lost replies, restarts. SEED=N repeats a run.
+# Everything that can go wrong, for half an hour: kills, freezes, lost replies, restarts, failovers, on Redis 7 and 8 and
+# Valkey, alone, as a Cluster and behind sentinels. SEED=N repeats a run, SERVER=redis8 runs it on one kind.
 chaos: setup
-	@$(RUN) -m pytest -q -s -n 2 --dist worksteal tests/chaos --chaos-size full $(if $(SEED),--chaos-seed $(SEED))
+	@$(RUN) -m pytest -q -s -n 2 --dist worksteal tests/chaos --chaos-size full \
+		$(if $(SEED),--chaos-seed $(SEED)) $(if $(SERVER),--chaos-server $(SERVER))
 
 # Everything that is measured; ONLY="w1 streams" is some of it, QUICK=1 only shows that it works.
 bench: setup

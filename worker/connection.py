@@ -36,10 +36,10 @@ AGAIN: Final = frozenset(
     {"LOST", "LOADING", "OOM", "READONLY", "MISCONF", "TRYAGAIN", "NOSCRIPT"}
     | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY", "UNBLOCKED"}
 )
+_LOCAL: Final = frozenset({"LOST", "MOVED", "ASK", "TRYAGAIN"})
 FORBIDDEN: Final = "NOPERM"
 # How servers say it of a command in a script: Redis 7.0; later ones and Valkey.
 _FORBIDDEN_IN_SCRIPT: Final = ("The user executing the script can't", "ACL failure in script")
-_LOCAL: Final = frozenset({"LOST", "MOVED", "ASK", "TRYAGAIN"})
 # The node is not, or not yet, the one that takes writes.
 _LEAVE_ON: Final = frozenset({"READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"})
 _hiredis: Any = hiredis  # its types say that a command has one argument

@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SEED] = seed
     config.addinivalue_line("markers", "full_size: part of the full size of the chaos suite only")
     config.addinivalue_line("markers", "core: in the short size of the chaos suite on every kind of server")
-    if not hasattr(config, "workerinput"):
+    if _size(config) == "full" and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Summary(), "chaos-summary")
 
 
@@ -143,7 +143,7 @@ def own_server(kind: ServerKind, tmp_path: Path, tally: Counter[str]) -> Iterato
         each.stop()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def tally(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
     """What the test does and sees, for the summary of the run."""
     counts: Counter[str] = Counter()
@@ -170,6 +170,12 @@ def proxy_to(tally: Counter[str]) -> Iterator[Callable[..., Proxy]]:
 def chance(seed: int, request: pytest.FixtureRequest) -> random.Random:
     """Random choices of this test."""
     return random.Random(f"{seed} {request.node.name}")
+
+
+@pytest.fixture(scope="session")
+def amount(kind: ServerKind, is_full: bool) -> Callable[[Any, Any, Any], Any]:
+    """`amount(full, short, core)`: one of them; `core` is for the servers on which the short size runs only that."""
+    return lambda full, short, core: full if is_full else short if kind is VALKEY else core
 
 
 @pytest.fixture(scope="session")

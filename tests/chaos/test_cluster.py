@@ -111,11 +111,12 @@ def test_masters_killed_under_load(
     story.run(over_s + 90)
 
 
+@pytest.mark.full_size
 def test_replicas_take_over_in_order_under_load(
-    cluster: Cluster, begin: Callable[..., Story], chance: random.Random, is_full: bool
+    cluster: Cluster, begin: Callable[..., Story], chance: random.Random
 ) -> None:
     """As before an upgrade (CLUSTER FAILOVER): nothing is lost, no reader is told an error, while workers die."""
-    num_jobs, failovers, kills, over_s = (200, 30, 8, 40.0) if is_full else (20, 2, 1, 2.0)
+    num_jobs, failovers, kills, over_s = 200, 30, 8, 40.0
     story = begin(cluster, num_jobs, over_s)
 
     def fail_over(number: int) -> None:

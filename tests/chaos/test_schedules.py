@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -37,7 +38,7 @@ SCRIPTS = {
 }
 
 FAULTS = ("reply lost", "command lost", "kill")
-_CORE = {"everything", "failovers", "reply lost"}
+_CORE = {"everything", "reply lost"}
 
 
 def _core(name: str) -> tuple[pytest.MarkDecorator, ...]:
@@ -77,10 +78,10 @@ def test_random_schedules(
     script: str,
     progress: Callable[[str], None],
     tally: Counter[str],
-    is_full: bool,
+    amount: Callable[..., Any],
 ) -> None:
     seen: Counter[str] = Counter()
-    for number in range(100 if is_full else 8):
+    for number in range(amount(100, 8, 3)):
         play = perform(make_play(server, client, f"{prefix}-{number}", SCRIPTS[script], f"{seed} {number}"), number)
         tally.update(play.tally)
         seen.update(turns=play.stage.turn, commands=play.stage.num_commands, losses=play.stage.num_losses)
@@ -129,13 +130,17 @@ def test_one_fault_at_every_command(
     chance: random.Random,
     fault: str,
     progress: Callable[[str], None],
-    is_full: bool,
+    tally: Counter[str],
+    amount: Callable[..., Any],
 ) -> None:
     undisturbed = _one_fault(server, client, prefix, -1, fault)
     num_commands = undisturbed.stage.num_commands
     # In the short size few of those that only load scripts, which come first.
-    places = range(num_commands) if is_full else [3, 30, *sorted(chance.sample(range(40, num_commands), 12))]
+    late = range(40, num_commands)
+    places = amount(range(num_commands), [3, 30, *chance.sample(late, 12)], [3, *chance.sample(late, 3)])
     for at in places:
-        _one_fault(server, client, f"{prefix}-{at}", at, fault)
+        play = _one_fault(server, client, f"{prefix}-{at}", at, fault)
+        tally.update(play.tally)
+        tally["kills"] += fault == "kill"
     progress(f"{num_commands} commands, {len(places)} of them tried")
     assert num_commands > 60

@@ -212,20 +212,6 @@ def test_a_node_dies_and_its_replica_takes_over(own_cluster: Cluster) -> None:
         rig.close()
 
 
-def test_an_idle_worker_waits_where_the_queue_is(cluster: Cluster, rig: Rig) -> None:
-    for node in cluster.nodes:
-        raw(node, "CONFIG", "RESETSTAT")
-    rig.worker()
-
-    def of_blocking_reads(node: Server) -> dict[str, Any]:
-        with node.client() as client:
-            return client.info("commandstats").get("cmdstat_xreadgroup", {})
-
-    wait_until(lambda: any(of_blocking_reads(node) for node in cluster.nodes))
-    [stats] = [found for node in cluster.nodes if (found := of_blocking_reads(node))]
-    assert stats["rejected_calls"] == 0
-
-
 async def test_the_async_client_outlives_a_change_of_its_map(cluster: Cluster, rig: Rig) -> None:
     """redis-py then closes all connections, those that other tasks are about to write to as well."""
     rig.worker(script="echo")
@@ -240,6 +226,41 @@ async def test_the_async_client_outlives_a_change_of_its_map(cluster: Cluster, r
             await own.aclose()
             await asyncio.sleep(0.02)
         assert await answers == [f"text {number}" for number in range(20)]
+
+
+def test_an_idle_worker_waits_where_the_queue_is(cluster: Cluster, rig: Rig) -> None:
+    for node in cluster.nodes:
+        raw(node, "CONFIG", "RESETSTAT")
+    rig.worker()
+
+    def of_blocking_reads(node: Server) -> dict[str, Any]:
+        with node.client() as client:
+            return client.info("commandstats").get("cmdstat_xreadgroup", {})
+
+    wait_until(lambda: any(of_blocking_reads(node) for node in cluster.nodes))
+    [stats] = [found for node in cluster.nodes if (found := of_blocking_reads(node))]
+    assert stats["rejected_calls"] == 0
+
+
+def test_a_step_is_one_pipeline_for_each_node(cluster: Cluster, rig: Rig) -> None:
+    """Sixty answers grow by a token with each step: each node is sent its twenty or so at once."""
+    worker = rig.worker(max_num_seqs=60, step_time_s=0.05, take_limit=60)
+    for number in range(60):
+        rig.add(f"my-{number}", {**JOB, "max_tokens": 60})
+    wait_until(lambda: all(rig.num_tokens(each) > 2 for each in rig.submitted))
+    before = [_work_of(node) for node in cluster.nodes]
+    wait_until(lambda: worker.counters.tokens > 60 * 40)
+    after = [_work_of(node) for node in cluster.nodes]
+    for (commands, reads), (commands_before, reads_before) in zip(after, before, strict=True):
+        assert (commands - commands_before) / (reads - reads_before) > 5
+    rig.wait_done(*rig.submitted)
+
+
+def _work_of(node: Server) -> tuple[int, int]:
+    """How many scripts a node has run so far, and how often it has read from any of its connections."""
+    with node.client() as client:
+        scripts = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})
+        return int(scripts["calls"]), int(client.info("stats")["total_reads_processed"])
 
 
 def test_every_node_must_keep_what_it_has(cluster: Cluster, rig: Rig) -> None:
