@@ -185,7 +185,7 @@ def report(costs: list[Cost]) -> Section:
     return Section(
         name="memory",
         title="What a server's memory holds",
-        how="Each thing is made up to 10,000 times on an empty server by what clients and workers send; `used_memory`, "
+        how="Each thing is made many times on an empty server by what clients and workers send; `used_memory`, "
         "divided. Tokens are five characters each. A stream is allocated in nodes of `stream-node-max-bytes` (4096 "
         "unless it is set), the first one at once, whatever is in it.",
         tables=(

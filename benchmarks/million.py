@@ -195,7 +195,11 @@ def _report(runs: list[QueueRun], count: int) -> Section:
             )
             for name in names
         ),
-        tables=(Table("", columns, tuple(_row(run) for run in runs)),),
+        tables=(Table("Filled, looked at, taken from", columns, tuple(_row(run) for run in runs)),),
+        notes=(
+            "Where the machine does other work meanwhile (its load stands above), seconds are too long; bytes and the "
+            "server's own times hardly are",
+        ),
         raw={"runs": [asdict(run) for run in runs]},
     )
 
