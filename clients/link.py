@@ -65,6 +65,11 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError, *_NOT_NOW))
 
 
+def _is_elsewhere(error: Exception) -> bool:
+    """Whether the address may lead to another node now: a master without replicas may be one that was given up."""
+    return isinstance(error, exceptions.ReadOnlyError) or str(error).startswith("NOREPLICAS")
+
+
 def routing(client: Any, key: str) -> dict[str, Any]:
     """Arguments for execute_command: in a cluster, the node of the key, which redis-py finds for few commands only."""
     find = getattr(client, "get_node_from_key", None)
@@ -130,7 +135,7 @@ class Link:
                     raise
                 return self._send(step)
         except ERRORS as error:
-            if isinstance(error, exceptions.ReadOnlyError):
+            if _is_elsewhere(error):
                 self._target.leave_node()
             self._failed()
             raise told_apart(error) from None
@@ -226,7 +231,7 @@ class AsyncLink:
                 raise
             raise LostReplyError(f"closed meanwhile: {error}") from None
         except ERRORS as error:
-            if isinstance(error, exceptions.ReadOnlyError):
+            if _is_elsewhere(error):
                 await self._target.leave_node()
             await self._failed()
             raise told_apart(error) from None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from random import SystemRandom
-from typing import Final
+from typing import Any, Final, cast
 
 from redis import exceptions
 
@@ -34,7 +34,8 @@ class MasterWatch:
         """End the thread."""
         self._stop.set()
         self._thread.join()
-        self._finder.close()
+        for sentinel in self._finder.sentinels:
+            cast("Any", sentinel).close()
 
     def _run(self) -> None:
         while not self._stop.wait(_EVERY_S * _RANDOM.uniform(0.5, 1.0)):  # not all workers at once

@@ -120,7 +120,7 @@ def test_the_command_says_it_before_it_loads_a_model(servers: Server, call: Call
     assert "pw" not in outcome.line
 
 
-@pytest.mark.parametrize("right", ["+xadd", "+evalsha", "+xreadgroup", "+xpending", "~headrace:req:*"])
+@pytest.mark.parametrize("right", ["+xadd", "+xreadgroup", "~headrace:req:*"])
 def test_a_right_taken_away_while_it_runs(
     own_server: Callable[..., Server], rig_on: Callable[..., Rig], right: str
 ) -> None:

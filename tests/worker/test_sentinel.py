@@ -120,6 +120,31 @@ def test_promoted_while_the_old_master_lives(group: SentinelGroup, rig: Rig) -> 
     rig.wait_done("after", timeout_s=5)
 
 
+def test_an_old_master_that_its_replicas_have_left_is_left_by_clients_too(
+    own_sentinels: Callable[..., SentinelGroup], prefix: str
+) -> None:
+    """With `min-replicas-to-write` it refuses (NOREPLICAS): a job goes to the new master, not into the void."""
+    group = own_sentinels(num_replicas=2, server_args=("--min-replicas-to-write", "1"))
+    group.wait_synced()
+    rig = Rig(group, prefix, group.client())  # type: ignore[arg-type]
+    rig.worker(script="echo")
+    with Client(group.url, prefix=prefix) as client:
+        assert client.submit("before").result(timeout_s=5).choices[0].text == "before"
+        old = group.master
+        group.fail_over()
+        with old.client() as raw:
+            wait_until(lambda: raw.info("replication")["connected_slaves"] == 0)
+            assert raw.execute_command("ROLE")[0] == b"master"
+            since_s = time.monotonic()
+            assert client.submit("after", id="after").result(timeout_s=5).choices[0].text == "after"
+            assert time.monotonic() - since_s < 5
+            assert raw.execute_command("ROLE")[0] == b"master"
+            assert not raw.exists(rig.keys.out("after"))
+    follow(rig, group)
+    rig.submitted.append("after")
+    rig.close()
+
+
 def test_a_replica_promoted_without_the_end_of_its_streams(
     group: SentinelGroup, rig: Rig, proxy_to: Callable[..., Proxy]
 ) -> None:

@@ -120,7 +120,7 @@ def test_an_idle_worker_at_a_server_that_is_demoted_for_a_while(
     assert [line for line in worker.log.lines if line[0] == "error"] == []
 
 
-@pytest.mark.parametrize("binary", binaries())
+@pytest.mark.parametrize("binary", binaries()[:2])
 def test_a_server_that_loads_its_file(
     own_server: Callable[..., Server],
     rig_on: Callable[..., Rig],
