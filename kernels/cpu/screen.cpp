@@ -1,6 +1,6 @@
 // Which outputs of a matrix can have a row's largest score, from a copy of it in 8 bits: the screen.
 //
-// An output's weights are w = scale · q + e with whole numbers |q| ≤ 127, a row is x = unit · p + f. In units of `unit`,
+// An output's weights are w = scale · q + e with whole numbers |q| ≤ MOST_WEIGHT, a row is x = unit · p + f. In units of `unit`,
 // where X, F, E, W are the lengths |x|, |f|, |e|, |scale · q|, by Cauchy-Schwarz
 //
 //   | w · x − scale · (q · p) |  =  | e · x + scale q · f |  ≤  E X + W F.
@@ -83,16 +83,26 @@ struct Screening {
 namespace {
 
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
-
 // sum += q · four bytes for each of the LANES outputs.
 inline vu add_step(vu sum, const uint8_t* q, int32_t bytes) {
   return (vu)_mm512_dpbusd_epi32((__m512i)sum, _mm512_loadu_si512(q), _mm512_set1_epi32(bytes));
 }
+#elif defined(__AVX2__)
+inline ru add_step(ru sum, const uint8_t* q, __m256i bytes) {
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_loadu_si256((const __m256i*)q), bytes);  // at most 2 · 127 · 127
+  return sum + (ru)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+inline vu add_step(vu sum, const uint8_t* q, int32_t bytes) {
+  const __m256i all = _mm256_set1_epi32(bytes);
+  return {add_step(sum.low, q, all), add_step(sum.high, q + REGISTER_BYTES, all)};
+}
+#else
+inline vu add_step(vu sum, const uint8_t*, int32_t) { return sum; }  // there is no screen
+#endif
 
-// tile[r][o] = q[o] · p[r]
-template <int R>
+// tile[r][o] = q[o] · p[r] for C vectors of a panel's outputs.
+template <int R, int C>
 void count(const Row* rows, const Values* p, const uint8_t* panel, int64_t steps, int32_t* tile) {
-  constexpr int C = PANEL / LANES;
   vu sum[R][C] = {};  // modulo 2^32: what is wanted fits
   for (int r = 0; r < R; r++) {
     for (int32_t i = 0; i < rows[r].num_high; i++)
@@ -116,14 +126,20 @@ void count(const Row* rows, const Values* p, const uint8_t* panel, int64_t steps
     }
 }
 
+template <int R>
+void count_panel(const Row* rows, const Values* p, const uint8_t* panel, int64_t steps, int32_t* tile) {
+  for (int c = 0; c < PANEL / LANES; c += COLUMNS<R>)
+    count<R, COLUMNS<R>>(rows, p, panel + c * LANES * QUAD, steps, tile + c * LANES);
+}
+
 void count_block(const Row* rows, const Values* p, int number, const uint8_t* panel, int64_t steps, int32_t* tile) {
   switch (number) {
-    case 1: return count<1>(rows, p, panel, steps, tile);
-    case 2: return count<2>(rows, p, panel, steps, tile);
-    case 3: return count<3>(rows, p, panel, steps, tile);
-    case 4: return count<4>(rows, p, panel, steps, tile);
-    case 5: return count<5>(rows, p, panel, steps, tile);
-    default: return count<6>(rows, p, panel, steps, tile);
+    case 1: return count_panel<1>(rows, p, panel, steps, tile);
+    case 2: return count_panel<2>(rows, p, panel, steps, tile);
+    case 3: return count_panel<3>(rows, p, panel, steps, tile);
+    case 4: return count_panel<4>(rows, p, panel, steps, tile);
+    case 5: return count_panel<5>(rows, p, panel, steps, tile);
+    default: return count_panel<6>(rows, p, panel, steps, tile);
   }
 }
 
@@ -131,10 +147,9 @@ inline vf whole(const int32_t* p) { vi v; std::memcpy(&v, p, sizeof v); return c
 
 // Whether a vector of a panel has anything for a row. With the panel's largest bound, so it is never denied wrongly.
 inline bool has_any(const int32_t* tile, const Facts& facts, vf bound, float least) {
-  __mmask16 any = 0;
-  for (int o = 0; o < PANEL; o += LANES)
-    any |= _mm512_cmp_ps_mask((__m512)fma(whole(tile + o), load(facts.scale + o), bound), (__m512)splat(least), _CMP_GE_OQ);
-  return any != 0;
+  vf most = splat(-INFINITE);
+  for (int o = 0; o < PANEL; o += LANES) most = max(most, fma(whole(tile + o), load(facts.scale + o), bound));
+  return any(most >= splat(least));
 }
 
 // What the scores of a vector of a panel are not below and not above, in the row's unit.
@@ -149,8 +164,8 @@ void look(const int32_t* tile, const Facts& facts, const Row& row, int32_t begin
   float most[PANEL];
   for (int o = 0; o < width; o += LANES) {
     const Range scores = range(tile, facts, row, o);
-    const __mmask16 there = width - o >= LANES ? 0xffff : (1 << (width - o)) - 1;
-    found.least = std::max(found.least, _mm512_mask_reduce_max_ps(there, (__m512)scores.least));
+    const vi there = lanes() < int32_t(width - o);
+    found.least = std::max(found.least, max(select(there, scores.least, splat(-INFINITE))));
     store(most + o, scores.most);
   }
   for (int o = 0; o < width; o++)
@@ -184,20 +199,13 @@ void bounds_of(const Scores& s, const Row& row, const Values& p, float* least, f
   for (int64_t begin = 0; begin < s.matrix.outputs; begin += PANEL) {
     const uint8_t* panel = screen_panel(s, begin / PANEL);
     const Facts& facts = *(const Facts*)(panel + quads(s.matrix.inputs) * PANEL * QUAD);
-    count<1>(&row, &p, panel, quads(s.matrix.inputs), tile);
+    count_panel<1>(&row, &p, panel, quads(s.matrix.inputs), tile);
     for (int64_t o = begin; o < std::min(begin + PANEL, s.matrix.outputs); o += LANES) {
       const Range scores = range(tile, facts, row, o - begin);
       store_upto(least + o, scores.least, s.matrix.outputs - o), store_upto(most + o, scores.most, s.matrix.outputs - o);
     }
   }
 }
-
-#else
-
-void screen_all(Member&, const Scores&, Screening&) {}
-void bounds_of(const Scores&, const Row&, const Values&, float*, float*) {}
-
-#endif
 
 // Those of one row that all threads together leave in question, the most promising first. None if they are too many.
 std::vector<Candidate> in_question(const Scores& s, const Screening& screening, int64_t row, int threads) {

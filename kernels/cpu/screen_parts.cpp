@@ -35,12 +35,12 @@ bool make_panel(const float* w, int64_t inputs, uint8_t* to) {
     }
   for (int o = 0; o < PANEL; o++) {
     if (!(all[o] <= MOST_SQUARE)) return false;
-    facts.scale[o] = facts.scale[o] / 127 >= FLT_MIN ? facts.scale[o] / 127 : 0;
+    facts.scale[o] = facts.scale[o] / MOST_WEIGHT >= FLT_MIN ? facts.scale[o] / MOST_WEIGHT : 0;
     inverse[o] = facts.scale[o] > 0 ? 1 / facts.scale[o] : 0;
   }
   for (int64_t k = 0; k < inputs; k++)
     for (int o = 0; o < PANEL; o++) {
-      const float q = std::min(std::max(std::nearbyint(w[k * PANEL + o] * inverse[o]), -127.f), 127.f);
+      const float most = MOST_WEIGHT, q = std::clamp(std::nearbyint(w[k * PANEL + o] * inverse[o]), -most, most);
       const double scaled = double(facts.scale[o]) * q, e = w[k * PANEL + o] - scaled;  // both exact
       error[o] += e * e;
       length[o] += scaled * scaled;

@@ -6,17 +6,25 @@
 
 #include "score.h"
 
+// Weights in 8 bits where one instruction adds four products of bytes to a sum; in 7 bits where it takes a step in between,
+// whose sums of two must fit into 16 bits.
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
+constexpr bool HAS_SCREEN = true;
+constexpr int32_t MOST_WEIGHT = 127;
+#else
+#if defined(__AVX2__)
 constexpr bool HAS_SCREEN = true;
 #else
 constexpr bool HAS_SCREEN = false;
+#endif
+constexpr int32_t MOST_WEIGHT = 63;
 #endif
 
 constexpr int QUAD = 4;                   // inputs of a step
 constexpr int64_t MOST_INPUTS = 1 << 16;  // so that sums of products of bytes fit into 32 bits
 constexpr int32_t BASE = 255;             // of numbers with a high part, of 8 bits as well
 constexpr int64_t MOST_HIGH = 64;         // so many that 32 bits hold these sums too
-constexpr int32_t MIDDLE = 128;           // a copy holds q + MIDDLE, unsigned
+constexpr int32_t MIDDLE = MOST_WEIGHT + 1;  // a copy holds q + MIDDLE, unsigned
 constexpr double MOST_SQUARE = 0x1p120;   // of a length: no score and no part of one overflows
 
 inline int64_t quads(int64_t inputs) { return (inputs + QUAD - 1) / QUAD; }

@@ -173,7 +173,14 @@ def test_small_matrices_have_none(library: CpuLibrary, monkeypatch: pytest.Monke
     assert large.num_bytes == 2048 * 4 * 4 + library.screen_bytes(2048, 4)
 
 
-def panels_of(screened: Matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def most_weight(library: CpuLibrary) -> int:
+    """The largest weight of a copy, which holds them above a middle; it depends on the kind of CPU."""
+    copy = both(library, torch.ones(1, 4))[1].screen
+    assert copy is not None
+    return int(copy[0]) // 2
+
+
+def panels_of(screened: Matrix, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """What the copy says: q [outputs, inputs], and the scale, E and W of each output."""
     assert screened.screen is not None
     steps = -(-screened.inputs // 4)
@@ -181,18 +188,20 @@ def panels_of(screened: Matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.
     q = panels[:, : steps * PANEL * 4].reshape(-1, steps, PANEL, 4).transpose(0, 2, 1, 3).reshape(-1, steps * 4)
     facts = panels[:, steps * PANEL * 4 :].copy().view(np.float32)[:, : 3 * PANEL].reshape(-1, 3, PANEL)
     scale, error, length = facts.transpose(1, 0, 2).reshape(3, -1)[:, : screened.outputs].astype(np.float64)
-    return q[: screened.outputs, : screened.inputs].astype(np.float64) - 128, scale, error, length
+    return q[: screened.outputs, : screened.inputs].astype(np.float64) - most - 1, scale, error, length
 
 
 @DTYPES
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_the_copy_is_as_far_off_as_it_says(library: CpuLibrary, dtype: torch.dtype, kind: str) -> None:
+    most = most_weight(library)
+    assert most in {63, 127}
     for seed in range(20):
         draw = Draw(seed)
         weight = draw.weight(kind, 1 + draw.number(300), 1 + draw.number(90)).to(dtype)
-        q, scale, error, length = panels_of(both(library, weight)[1])
+        q, scale, error, length = panels_of(both(library, weight)[1], most)
         scaled = scale[:, None] * q
-        assert np.abs(q).max() <= 127
+        assert np.abs(q).max() <= most
         off = np.linalg.norm(weight.double().numpy() - scaled, axis=1)
         assert (off <= error).all()
         assert (np.linalg.norm(scaled, axis=1) <= length).all()
