@@ -1,7 +1,7 @@
 """The step loop: one thread that publishes, takes, plans and steps, turn after turn.
 
     turn:  follow signals ─ lease news ─ prepared ─ launch ─ publish the step before ─ round trips ─ watch ─ land
-                                       a short step:  launch ─ publish ─ send ─ land ─ take replies ─ watch
+                    a short step:  launch ─ publish ─ send ─ land ─ take replies ─ first tokens ─ watch
                                                idle:  publish ─ round trips ─ wait
 
 While the engine computes a step, what the one before gave is published: everything for the server goes into one
@@ -222,11 +222,18 @@ class Loop:
         if is_short := self._step_s < _SHORT_STEP_S:
             self._land(launched, launched_s)
         self._finish(batch)
-        if self._context.memory.num_at(*_BEGINNING):
+        if is_short and self._brings_first():
+            self._publish()
+            self._exchange(first=True)
+        elif self._context.memory.num_at(*_BEGINNING):
             self._exchange(first=False)
         self._running.watch()
         if not is_short:
             self._land(launched, launched_s)
+
+    def _brings_first(self) -> bool:
+        """Whether what was computed holds the first token of a choice, for which somebody waits the most."""
+        return self._output is not None and any(each.index == 0 for each in self._output.outputs)
 
     def _land(self, launched: bool | None, launched_s: float) -> None:
         """Help with the step that was launched until it is done. None: the launch failed."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
+from headrace.engine.types import Plan, RowResult
 from headrace.worker.clock import ServerClock
 from tests.support.rig import Rig, abandon
+from tests.support.scripted import ScriptedRunner
 from tests.support.worker_process import wait_until
 
 JOB = {"prompt": "Hello", "max_tokens": 5, "seed": 3, "ignore_eos": True}
@@ -75,6 +79,27 @@ def test_a_second_bare_job_of_a_running_request_is_a_duplicate(rig: Rig) -> None
     rig.wait_done("my-1")
     assert len(rig.started("my-1")) == 1
     assert rig.num_tokens("my-1") == 30
+
+
+class Watching(ScriptedRunner):
+    """Notes, whenever a step is launched, how many tokens of a request its stream holds."""
+
+    def __init__(self, rig: Rig, request_id: str) -> None:
+        super().__init__(script="hash", num_blocks=64, max_model_len=256)
+        self._rig, self._request_id = rig, request_id
+        self.written: list[int] = []
+
+    def launch(self, plan: Plan) -> Callable[[], list[RowResult]]:
+        self.written.append(self._rig.num_tokens(self._request_id))
+        return partial(self.run, plan)
+
+
+def test_a_first_token_waits_for_no_further_step(rig: Rig) -> None:
+    runner = Watching(rig, "my-1")
+    rig.worker(runner=runner)
+    rig.submit("my-1", JOB)
+    rig.wait_done("my-1")
+    assert runner.written[:2] == [0, 1]
 
 
 def test_what_another_worker_left_is_read(rig: Rig) -> None:
