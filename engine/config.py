@@ -13,6 +13,8 @@ from typing import Any, cast
 
 from ..kernels.gated import Activation, Clamp
 from ..kernels.matrix import PANEL
+from .config_culprit import culprit
+from .config_numbers import number, whole
 from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from .families import ACTIVATIONS, FAMILIES, ExpertKeys, Family, layer_windows, refuse_unknown_parts
 from .json_file import is_file, read_json
@@ -159,7 +161,9 @@ def filled_config(model_dir: Path) -> Any:
         return auto.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever values that cannot be make transformers raise
         said = " ".join(str(error).split())
-        raise ModelError(f"{model_dir / 'config.json'} does not describe a model: {said}") from error
+        key = culprit(read_json(model_dir / "config.json"), said)
+        without = f"; without {key} it would" if key else ""
+        raise ModelError(f"{model_dir / 'config.json'} does not describe a model{without}: {said}") from error
 
 
 def eos_ids(model_dir: Path, values: Mapping[str, Any]) -> frozenset[int]:
@@ -180,7 +184,7 @@ def checked_dtype(values: Mapping[str, Any]) -> str:
     """Give the type of a checkpoint's weights by name. Raises UnsupportedModelError."""
     dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):
-        raise UnsupportedModelError("dtype", f"Weights of type {dtype} are not supported.")
+        raise UnsupportedModelError("dtype", f"config.json says dtype = {dtype!r}: such weights are not supported.")
     return dtype
 
 
@@ -191,7 +195,10 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
     num_heads, hidden_size = int(values["num_attention_heads"]), int(values["hidden_size"])
     num_kv_heads = int(values["num_key_value_heads"])
     if num_heads % num_kv_heads:
-        raise ModelError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly.")
+        raise ModelError(
+            f"config.json says num_attention_heads = {num_heads}; it must be a multiple of num_key_value_heads, "
+            f"{num_kv_heads}."
+        )
     head_dim = int(values.get("head_dim") or hidden_size // num_heads)
     ropes, rope_of = layer_ropes(family, values, head_dim)
     windows = layer_windows(family, values)
@@ -209,7 +216,7 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position=int(values["max_position_embeddings"]),
-        rms_norm_eps=float(values["rms_norm_eps"]),
+        rms_norm_eps=number(values, "rms_norm_eps", least=1e-30, most=1.0),
         ropes=ropes,
         layers=tuple(LayerConfig(window, rope) for window, rope in zip(windows, rope_of, strict=True)),
         tie_word_embeddings=bool(values["tie_word_embeddings"]),
@@ -226,31 +233,36 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
 
 def _experts(keys: ExpertKeys, values: Mapping[str, Any]) -> ExpertsConfig:
     """Read the mixture of experts, whose number transformers names alike for all architectures."""
-    count, top_k = int(values["num_local_experts"]), int(values["num_experts_per_tok"])
-    if not 1 <= top_k <= count:
-        raise ModelError(f"Each token takes {top_k} of {count} experts.")
+    count, top_k = whole(values, "num_local_experts"), whole(values, "num_experts_per_tok")
+    if top_k > count:
+        raise ModelError(
+            f"config.json says num_experts_per_tok = {top_k}; it must be at most the number of experts, {count} "
+            "(num_local_experts or num_experts)."
+        )
     if values.get("decoder_sparse_step", 1) != 1:
-        raise UnsupportedModelError("decoder_sparse_step", "Experts in only some of the layers are not supported.")
+        raise UnsupportedModelError(
+            "decoder_sparse_step", "Experts in only some of the layers (decoder_sparse_step) are not supported."
+        )
     for key in (keys.width, "hidden_size"):
         if int(values[key]) % PANEL:
-            raise UnsupportedModelError(key, f"Experts with a {key} that is no multiple of {PANEL} are not supported.")
-    clamp = Clamp(float(values["swiglu_alpha"]), float(values["swiglu_limit"])) if keys.clamped else None
+            raise UnsupportedModelError(key, f"Experts are not supported whose {key} is no multiple of {PANEL}.")
+    clamp = Clamp(number(values, "swiglu_alpha"), number(values, "swiglu_limit")) if keys.clamped else None
     return ExpertsConfig(count, top_k, not keys.normalised or bool(values[keys.normalised]), clamp)
 
 
 def _scales(family: Family, values: Mapping[str, Any], hidden_size: int, head_dim: int) -> dict[str, Any]:
     """The factors, caps and the activation; what an architecture does not know leaves things as they are."""
-    divisor = float(values[family.attention_divisor_key] if family.attention_divisor_key else head_dim)
+    divisor = number(values, family.attention_divisor_key) if family.attention_divisor_key else float(head_dim)
     scales: dict[str, Any] = {
         "scale": divisor**-0.5,
-        "soft_cap": float(values.get("attn_logit_softcapping") or 0.0),
+        "soft_cap": number(values, "attn_logit_softcapping", 0.0),
         "activation": ACTIVATIONS[values[family.activation_key]],
         "embedding_scale": hidden_size**0.5 if family.scaled_embedding else 1.0,
-        "logits_soft_cap": float(values.get("final_logit_softcapping") or 0.0),
+        "logits_soft_cap": number(values, "final_logit_softcapping", 0.0),
     }
     if family.multipliers:
-        scales["scale"] = float(values["attention_multiplier"])
-        scales["embedding_scale"] = float(values["embedding_multiplier"])
-        scales["residual_scale"] = float(values["residual_multiplier"])
-        scales["logits_divisor"] = float(values["logits_scaling"])
+        scales["scale"] = number(values, "attention_multiplier")
+        scales["embedding_scale"] = number(values, "embedding_multiplier")
+        scales["residual_scale"] = number(values, "residual_multiplier")
+        scales["logits_divisor"] = number(values, "logits_scaling")
     return scales

@@ -82,13 +82,18 @@ def read_config(model_dir: Path) -> ModelConfig | TransformersConfig:
     except UnsupportedModelError as error:
         if error.feature in _NEVER:
             raise
-        other = read_transformers_config(model_dir)
+        other = replace(read_transformers_config(model_dir), not_native=_reason(error))
         logger.info("%s runs through transformers' own code: %s", other.architecture, error)
         return other
     logger.info("%s runs natively", model.architecture)
     if model.tie_word_embeddings and tensor_shapes(model_dir).keys() >= {EMBEDDING, OUTPUT}:
         return replace(model, tie_word_embeddings=False)  # it may differ from the embedding, and then it counts
     return model
+
+
+def _reason(error: UnsupportedModelError) -> str:
+    """Why our own decoder does not take a model whose architecture it has; empty for others."""
+    return "" if error.feature == "architectures" else str(error)
 
 
 def load_runner(
@@ -112,7 +117,8 @@ def load_runner(
     max_model_len = config.max_model_len or model.max_position
     if max_model_len > model.most_positions:
         raise ModelError(
-            f"max_model_len {max_model_len} is more than the {model.most_positions} positions of the model."
+            f"max_model_len {max_model_len} is more than the {model.most_positions} positions of the model "
+            "(max_position_embeddings in config.json)."
         )
     limits = RunnerLimits(
         num_blocks=plan_num_blocks(size, config, max_model_len, available_bytes()),

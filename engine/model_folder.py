@@ -32,13 +32,13 @@ _MOST = {
     "num_hidden_layers": 1 << 12, "n_layer": 1 << 12, "n_layers": 1 << 12,
     "num_attention_heads": 1 << 14, "num_key_value_heads": 1 << 14, "n_head": 1 << 14, "num_kv_heads": 1 << 14,
     "head_dim": 1 << 14,
-    "max_position_embeddings": 1 << 30, "n_positions": 1 << 30,
+    "max_position_embeddings": 1 << 30, "n_positions": 1 << 30, "sliding_window": 1 << 40,
     "num_local_experts": 1 << 12, "num_experts": 1 << 12, "n_routed_experts": 1 << 12, "moe_num_experts": 1 << 12,
     "num_experts_per_tok": 1 << 12, "n_shared_experts": 1 << 12, "num_shared_experts": 1 << 12,
 }  # fmt: skip
 _PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")  # may be lists, one for each layer
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_MAY_BE_ZERO = (*_EXPERTS, "num_experts_per_tok", "n_shared_experts", "num_shared_experts")  # in a dense model
+_MAY_BE_ZERO = (*_EXPERTS, "num_experts_per_tok", "n_shared_experts", "num_shared_experts", "sliding_window")
 _MOST_EXPERTS = 1 << 16  # of all layers: each has tensors, whose names and shapes are made to compare them
 _ABOVE_ZERO = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "factor")
 _VALUE_SHOWN = 60  # characters

@@ -77,6 +77,8 @@ def self_check(config: TransformersConfig, backend: Backend) -> KvShape:
 def refusal(config: TransformersConfig, feature: str, why: str) -> UnsupportedModelError:
     """Name the architecture and why it is refused, which `why` says in a clause."""
     message = f"The model's architecture ({config.architecture}) cannot run on the paged attention: {why}."
+    if config.not_native:
+        message += f" And our own decoder does not take it: {config.not_native}"
     return UnsupportedModelError(feature, message)
 
 

@@ -34,6 +34,7 @@ class TransformersConfig:
     dtype: str  # as the checkpoint says: "float32", "bfloat16" or "float16"
     eos_token_ids: frozenset[int]
     num_parameters: int = 0  # in the checkpoint's files
+    not_native: str = ""  # why our own decoder does not take it, though it has the architecture: a sentence
 
     @property
     def most_positions(self) -> int:

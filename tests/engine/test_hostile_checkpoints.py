@@ -150,7 +150,7 @@ def test_numbers_that_no_model_has(folder: Path, name: str, value: object) -> No
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"model_type": "../../x"}, "does not describe a model"),
         ({"model_type": ["llama"]}, "does not describe a model"),
-        ({"dtype": 3}, "Weights of type 3"),
+        ({"dtype": 3}, "dtype = .3.: such weights"),
         ({"max_position_embeddings": 32}, "max_model_len 64 is more than the 32"),
     ],
 )
