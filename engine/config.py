@@ -81,7 +81,7 @@ class ModelConfig:
     def most_positions(self) -> int:
         """The longest text that can be asked for; more than `max_position` where rotary scaling begins beyond it."""
         factors = [rope.factor for rope in self.ropes if rope.kind == "dynamic"]
-        return int(self.max_position * min(factors, default=1.0))
+        return int(self.max_position * max(1.0, min(factors, default=1.0)))
 
     def choices(self, max_model_len: int) -> str:
         """What the longest text decides of the output of every text, in words; the same words, the same output."""
@@ -160,8 +160,7 @@ def filled_config(model_dir: Path) -> Any:
     try:
         return auto.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever values that cannot be make transformers raise
-        said = " ".join(str(error).split())
-        key = culprit(read_json(model_dir / "config.json"), said)
+        said, key = " ".join(str(error).split()), culprit(read_json(model_dir / "config.json"))
         without = f"; without {key} it would" if key else ""
         raise ModelError(f"{model_dir / 'config.json'} does not describe a model{without}: {said}") from error
 
@@ -200,8 +199,8 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
             f"{num_kv_heads}."
         )
     head_dim = int(values.get("head_dim") or hidden_size // num_heads)
-    ropes, rope_of = layer_ropes(family, values, head_dim)
     windows = layer_windows(family, values)
+    ropes, rope_of = layer_ropes(family, values, head_dim)
 
     def bias(fixed: bool | None, key: str) -> bool:
         return bool(values.get(key)) if fixed is None else fixed
@@ -233,7 +232,7 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
 
 def _experts(keys: ExpertKeys, values: Mapping[str, Any]) -> ExpertsConfig:
     """Read the mixture of experts, whose number transformers names alike for all architectures."""
-    count, top_k = whole(values, "num_local_experts"), whole(values, "num_experts_per_tok")
+    count, top_k = whole(values, "num_local_experts", "num_experts"), whole(values, "num_experts_per_tok")
     if top_k > count:
         raise ModelError(
             f"config.json says num_experts_per_tok = {top_k}; it must be at most the number of experts, {count} "

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 _MOST_TRIED = 200  # keys; real configurations have a third of them
 
 
-def culprit(raw: Mapping[str, Any], said: str) -> str:
-    """Name the key without which transformers would take a configuration that it refuses; empty if there is none.
+def culprit(raw: Mapping[str, Any]) -> str:
+    """Name the keys without which, each by itself, transformers would take a configuration that it refuses.
 
-    said  transformers' error: keys that it names come first
+    "a" or "a or b", empty if there is none; one within an object comes alone.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.utils import logging
@@ -22,21 +22,22 @@ def culprit(raw: Mapping[str, Any], said: str) -> str:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # or each attempt would repeat its warnings
     try:
-        for path in sorted(_paths(raw), key=lambda path: path[-1] not in said)[:_MOST_TRIED]:
-            if _is_taken(mapping[model_type], _without(raw, path)):
-                return ".".join(path)
+        taken = (path for path in _paths(raw) if _is_taken(mapping[model_type], _without(raw, path)))
+        first = next(taken, ())
+        others = [] if len(first) > 1 else [path[0] for path in taken]
     finally:
         logging.set_verbosity(level)
-    return ""
+    return " or ".join([".".join(first), *others])
 
 
-def _paths(raw: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Where each value stands: first those within objects, whose kind comes last."""
+def _paths(raw: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Where each value stands, up to a number: first those within objects, whose kind comes last."""
+    within: list[tuple[str, ...]] = []
     for outer, value in raw.items():
         if isinstance(value, dict):
             inside = cast("dict[str, Any]", value)
-            yield from ((outer, key) for key in sorted(inside, key=lambda name: name in ("rope_type", "type")))
-    yield from ((key,) for key in raw)
+            within += ((outer, key) for key in sorted(inside, key=lambda name: name in ("rope_type", "type")))
+    return [*within, *((key,) for key in raw)][:_MOST_TRIED]
 
 
 def _without(raw: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

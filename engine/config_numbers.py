@@ -25,11 +25,12 @@ def number(
     return float(value)
 
 
-def whole(values: Mapping[str, Any], key: str, *, least: int = 1) -> int:
-    """Give a whole number of at least `least`. Raises ModelError."""
+def whole(values: Mapping[str, Any], key: str, other_name: str = "") -> int:
+    """Give a whole number above 0, which a file may have under another name as well. Raises ModelError."""
     value: object = values.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ModelError(f"config.json says {key} = {value!r}; it must be a whole number of at least {least}.")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        called = f"{key} (or {other_name})" if other_name else key
+        raise ModelError(f"config.json says {called} = {value!r}; it must be a whole number above 0.")
     return value
 
 

@@ -82,18 +82,13 @@ def read_config(model_dir: Path) -> ModelConfig | TransformersConfig:
     except UnsupportedModelError as error:
         if error.feature in _NEVER:
             raise
-        other = replace(read_transformers_config(model_dir), not_native=_reason(error))
+        other = read_transformers_config(model_dir, "" if error.feature == "architectures" else str(error))
         logger.info("%s runs through transformers' own code: %s", other.architecture, error)
         return other
     logger.info("%s runs natively", model.architecture)
     if model.tie_word_embeddings and tensor_shapes(model_dir).keys() >= {EMBEDDING, OUTPUT}:
         return replace(model, tie_word_embeddings=False)  # it may differ from the embedding, and then it counts
     return model
-
-
-def _reason(error: UnsupportedModelError) -> str:
-    """Why our own decoder does not take a model whose architecture it has; empty for others."""
-    return "" if error.feature == "architectures" else str(error)
 
 
 def load_runner(

@@ -40,7 +40,12 @@ _PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _MAY_BE_ZERO = (*_EXPERTS, "num_experts_per_tok", "n_shared_experts", "num_shared_experts", "sliding_window")
 _MOST_EXPERTS = 1 << 16  # of all layers: each has tensors, whose names and shapes are made to compare them
-_ABOVE_ZERO = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "factor")
+_ABOVE_ZERO = (
+    "rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "factor", "low_freq_factor",
+    "high_freq_factor",
+)  # fmt: skip
+_PARTS = ("partial_rotary_factor", "rotary_pct")
+_NUMBERS_EACH = ("short_factor", "long_factor")
 _VALUE_SHOWN = 60  # characters
 _ROPES = ("rope_parameters", "rope_scaling")  # may hold one object for each kind of layer
 
@@ -119,6 +124,17 @@ def _check_flat(values: Mapping[str, Any], path: Path) -> None:
         value = values.get(name)
         if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
             raise ModelError(f"{path} says {name} = {_short(value)}; it must be a number above 0.")
+    for name in _PARTS:
+        value = values.get(name)
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1):
+            raise ModelError(f"{path} says {name} = {_short(value)}; it must be a number from 0 to 1.")
+    for name in _NUMBERS_EACH:
+        value = values.get(name)
+        if value is not None and not _is_list_of((int, float), value):
+            raise ModelError(f"{path} says {name} = {_short(value)}; it must be a list of numbers.")
+    kind: object = values.get("rope_type")
+    if kind is not None and not isinstance(kind, str):
+        raise ModelError(f"{path} says rope_type = {_short(kind)}; it must be a name.")
     architectures: object = values.get("architectures")
     if architectures is not None and not _is_list_of(str, architectures):
         raise ModelError(f"{path} says architectures = {_short(architectures)}; it must be a list of names.")
@@ -193,7 +209,7 @@ def _refuse_code(path: Path) -> None:
         )
 
 
-def _is_list_of(kind: type, value: object) -> bool:
+def _is_list_of(kind: type | tuple[type, ...], value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, kind) for item in cast("list[object]", value))
 
 

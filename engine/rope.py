@@ -55,14 +55,16 @@ def layer_ropes(
     if family.rope_by_layer_type:
         types = cast("list[str]", values["layer_types"])
         names = sorted(set(types))
+        if lacking := [name for name in names if not isinstance(rope.get(name), Mapping)]:
+            raise ModelError(f"config.json has no object under {lacking[0]} in rope_parameters.")
         if any("truncate" in rope[name] for name in names):  # transformers looks for it elsewhere
             raise UnsupportedModelError("truncate", "truncate under a layer type's rotary parameters is not supported.")
         tables = tuple(_rope_config(family, values, rope[name], head_dim) for name in names)
         return tables, tuple(names.index(kind) for kind in types)
-    if any(isinstance(value, Mapping) for value in rope.values()):
+    if inner := [key for key, value in rope.items() if isinstance(value, Mapping)]:
         raise UnsupportedModelError(
             "rope_parameters",
-            "Rotary parameters (rope_parameters) for each layer type are not supported in this model.",
+            f"Rotary parameters for each layer type (rope_parameters.{inner[0]}) are not supported in this model.",
         )
     listed: object = values.get("no_rope_layers")  # those that have it as well
     has_rope = [1] * num_layers if listed is None else cast("list[int]", listed)
@@ -159,4 +161,7 @@ def _check(rope: RopeConfig, head_dim: int) -> None:
     if rope.kind == "longrope":
         for name, factors in (("short_factor", rope.short_factor), ("long_factor", rope.long_factor)):
             if len(factors) != rotary_dim // 2:
-                raise ModelError(f"{name} has {len(factors)} entries for {rotary_dim // 2} rotary frequencies.")
+                raise ModelError(
+                    f"{name} has {len(factors)} entries; it must have {rotary_dim // 2}, half of head_dim (or "
+                    "hidden_size by num_attention_heads) times partial_rotary_factor."
+                )

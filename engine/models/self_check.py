@@ -28,7 +28,7 @@ from . import probe
 from .attention_bridge import NAME, refused, register
 from .fallback import TransformersPasses, base_and_head
 from .shrink import shrunk
-from .transformers_config import TransformersConfig
+from .transformers_config import TransformersConfig, also_not_native
 
 TOLERANCE, AT_LEAST = 2.0**-14, 2.0**-7  # of the largest score
 LENGTHS = (23, 17)  # tokens of the two sequences: several blocks and several windows
@@ -77,9 +77,7 @@ def self_check(config: TransformersConfig, backend: Backend) -> KvShape:
 def refusal(config: TransformersConfig, feature: str, why: str) -> UnsupportedModelError:
     """Name the architecture and why it is refused, which `why` says in a clause."""
     message = f"The model's architecture ({config.architecture}) cannot run on the paged attention: {why}."
-    if config.not_native:
-        message += f" And our own decoder does not take it: {config.not_native}"
-    return UnsupportedModelError(feature, message)
+    return UnsupportedModelError(feature, also_not_native(message, config.not_native))
 
 
 @torch.inference_mode()

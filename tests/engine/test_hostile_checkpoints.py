@@ -146,7 +146,7 @@ def test_numbers_that_no_model_has(folder: Path, name: str, value: object) -> No
         ({"num_hidden_layers": 4096, "num_experts": 4096}, "4096 in each of 4096 layers"),
         ({"hidden_act": {"a": 1}}, "hidden_act"),
         ({"rope_parameters": 3}, "rope_parameters"),
-        ({"rope_parameters": {"rope_type": ["x"]}}, "Rotary scaling"),
+        ({"rope_parameters": {"rope_type": ["x"]}}, "rope_type = "),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"model_type": "../../x"}, "does not describe a model"),
         ({"model_type": ["llama"]}, "does not describe a model"),

@@ -28,6 +28,7 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+DEFAULT = {"rope_type": "default", "rope_theta": 10_000.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
 
 
@@ -64,7 +65,7 @@ EVERY = [
     ("layer_types", ["full_attention"]), ("layer_types", ["chunked_attention"] * 4), ("sliding_window", "x"),
     ("sliding_window", -1), ("sliding_window", 1.5), ("rope_parameters", "x"), ("rope_parameters", [1]),
     ("rope_scaling", 3), ("model_type", "x"), ("model_type", None), ("dtype", "x"), ("dtype", 3), ("dtype", []),
-    ("architectures", []), ("architectures", None), ("attention_bias", "x"), ("tie_word_embeddings", 3),
+    ("architectures", []), ("architectures", None), ("tie_word_embeddings", 3),
     ("max_position_embeddings", 3), ("num_hidden_layers", 1.5), ("vocab_size", True),
 ]  # fmt: skip
 
@@ -95,7 +96,7 @@ BAD_ROPES = [
 @pytest.mark.parametrize(("name", "rope", "key"), BAD_ROPES, ids=lambda value: str(value)[-40:])
 def test_rotary_embeddings(tmp_path: Path, name: str, rope: dict[str, Any], key: str) -> None:
     said = refused(tmp_path, name, {"rope_parameters": rope}, key)
-    assert repr(rope[key])[:10] in said or f"without rope_parameters.{key} it would" in said, said
+    assert repr(rope[key])[:10] in said or f"rope_parameters.{key}" in said, said
 
 
 @pytest.mark.parametrize(
@@ -107,8 +108,8 @@ def test_rotary_embeddings(tmp_path: Path, name: str, rope: dict[str, Any], key:
         ("gemma3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("gemma3", {"rope_parameters": {"full_attention": {**LINEAR, "factor": 1e-300}, "sliding_attention": LINEAR}},
          "factor"),
-        ("phi3", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
-        ("phi3", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 1e-300}}, "partial_rotary_factor"),
+        ("phi3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
+        ("phi3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 1e-300}}, "partial_rotary_factor"),
         ("phi3-longrope", {"rope_parameters": {**LONGROPE, "long_factor": [1e-300] * 6}}, "long_factor"),
         ("phi3-longrope", {"rope_parameters": {**LONGROPE, "short_factor": 3}}, "short_factor"),
         *(("granite", {key: value}, key) for value in (0, "x", [1], 1e300, 1e-300) for key in (
@@ -122,7 +123,6 @@ def test_rotary_embeddings(tmp_path: Path, name: str, rope: dict[str, Any], key:
         )),
         ("gpt-oss", {"num_experts_per_tok": 7}, "num_experts_per_tok"),
         ("gpt-oss", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
-        ("gpt-oss", {"intermediate_size": 96}, "intermediate_size"),
         ("mixtral", {"num_local_experts": 0}, "num_local_experts"),
         ("qwen3-moe", {"num_local_experts": None}, "num_local_experts"),
         ("qwen3-moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
@@ -147,7 +147,7 @@ def test_values_at_the_edge_of_what_is_taken_end_in_numbers(tmp_path: Path, name
     changes = {key: value for key, value in (
         ("rms_norm_eps", 1.0), ("embedding_multiplier", 1e12), ("residual_multiplier", 1e12), ("logits_scaling", 1e-6),
         ("attention_multiplier", 1e12), ("attn_logit_softcapping", 1e12), ("final_logit_softcapping", 1e-6),
-        ("query_pre_attn_scalar", 1e-6), ("swiglu_limit", 1e12), ("swiglu_alpha", 1e12),
+        ("query_pre_attn_scalar", 10**12), ("swiglu_limit", 1e12), ("swiglu_alpha", 1e12),
     ) if key in config_of(name)}  # fmt: skip
     if rope.get("rope_type") in ("yarn", "dynamic"):
         changes["rope_parameters"] = {**rope, "factor": 1e-6, "rope_theta": 1e12}
