@@ -56,6 +56,7 @@ class Skipping:
         self.num_blocks = inner.num_blocks
         self.block_size = inner.block_size
         self.window = inner.window
+        self.num_window_blocks = inner.num_window_blocks
         self.skips = False
         self._inner = inner
 

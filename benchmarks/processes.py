@@ -32,7 +32,8 @@ def environment() -> dict[str, str]:
     """The variables of measured processes: none of the worker's own, and threads that sleep while they wait."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     kept.setdefault("OMP_WAIT_POLICY", "passive")
-    return {**kept, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    path = os.pathsep.join(each for each in (str(ROOT), kept.get("PYTHONPATH")) if each)
+    return {**kept, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def fresh(kind: type[T], module: str, *arguments: object) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import backlog, cached_blocks, first_token, host_cost, leak, readers, scaling, streams, whole
+from . import backlog, cached_blocks, first_token, host_cost, leak, memory, million, readers, scaling, streams, whole
 from .sections import Section
 from .settings import Say, Settings
 
@@ -42,5 +42,9 @@ QUESTIONS: dict[str, Question] = {
     "cached": Question(cached_blocks.section, (*_MODEL, *_ENGINE, "tests/engine/test_block_pool.py")),
     "backlog": Question(backlog.section, (*_MODEL, *_ENGINE, *_WORKER)),
     "readers": Question(readers.section, (*_MODEL, *_QUEUE, *_READER)),
+    "memory": Question(memory.section, ("tests/clients/test_submit.py", *_WORKER)),
+    "million": Question(
+        million.section, (*_QUEUE, "tests/worker/test_cli_watch.py", "tests/worker/test_doctor_queue.py")
+    ),
     "leak": Question(leak.section, (*_MODEL, *_ENGINE, "tests/engine/test_faults_leaks.py")),
 }

@@ -34,6 +34,7 @@ class Recorder:
         self.num_blocks = inner.num_blocks
         self.block_size = inner.block_size
         self.window = inner.window
+        self.num_window_blocks = inner.num_window_blocks
         self.marks: list[Mark] = []
         self._inner = inner
         self._on_step = on_step
@@ -75,6 +76,7 @@ class NullRunner:
         self.num_blocks = num_blocks
         self.block_size = 16
         self.window = 0
+        self.num_window_blocks = 0
         rnd = random.Random(0)
         self._results = [RowResult(rnd.randrange(FIRST_ID, min(END_ID, vocab_size))) for _ in range(4096)]
         self._next = 0

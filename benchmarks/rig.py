@@ -37,9 +37,9 @@ class RunningWorker:
     keys: Keys
 
 
-def server(*arguments: str) -> EmbeddedServer:
+def server(*arguments: str, binary: Path | None = None) -> EmbeddedServer:
     """A new server without persistence, as `headrace worker --embedded` starts it; a context manager."""
-    return EmbeddedServer(ServerOptions(arguments=arguments))
+    return EmbeddedServer(ServerOptions(binary=binary, arguments=arguments))
 
 
 @contextmanager

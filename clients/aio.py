@@ -22,8 +22,9 @@ from .submission import Format, Options, build
 class AsyncClient:
     """One queue, seen from a backend service. For one event loop; a stream belongs to one task at a time.
 
-    `target` is a URL, or a Redis or RedisCluster of redis.asyncio, which stays the caller's. Raises ConfigError for a
-    name, URL or client that cannot be; nothing is sent before the first call. Each open stream holds a connection.
+    `target` is an address in a form of `address`, or a redis.asyncio Redis or RedisCluster, which stays the caller's.
+    Raises ConfigError for a name, URL or client that cannot be; nothing is sent before the first call. Each open stream
+    holds a connection.
     """
 
     def __init__(

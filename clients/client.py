@@ -22,8 +22,9 @@ from .submission import Format, Options, build
 class Client:
     """One queue, seen from a backend service. May be shared by threads; a stream belongs to one thread at a time.
 
-    `target` is a URL or a redis.Redis or redis.RedisCluster, which stays the caller's. Raises ConfigError for a
-    name, URL or client that cannot be; nothing is sent before the first call. Each open stream holds a connection.
+    `target` is an address in a form of `address` (one server, sentinels, a Cluster), or a redis.Redis or RedisCluster,
+    which stays the caller's. Raises ConfigError for a name, URL or client that cannot be; nothing is sent before the
+    first call. Each open stream holds a connection.
     """
 
     def __init__(

@@ -12,24 +12,19 @@ A client that a caller hands in keeps its own retries and limits: the protocol's
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Generator
 from typing import Any, Final, TypeVar, cast
 
-import redis
-from redis import asyncio as aio
 from redis import exceptions
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from .errors import ConfigError, ServerError
-from .steps import MAX_BLOCK_MS, Command, LostReplyError, Pause, RunScript, Step
+from .errors import ServerError
+from .steps import Command, LostReplyError, Pause, RunScript, Step
+from .target import AsyncTarget, Target
+from .tls import tls_hint, tls_trouble
 
 T = TypeVar("T")
 
-SOCKET_TIMEOUT_S: Final = 5.0
 # Errors of a server that cannot do it now: it starts, fails over, has no memory or disk, or is busy with a script.
 _NOT_NOW = (
     exceptions.BusyLoadingError,
@@ -41,52 +36,38 @@ _NOT_NOW = (
     exceptions.ClusterError,
 )
 _NOT_NOW_CODES = ("MISCONF", "NOREPLICAS", "UNBLOCKED", "BUSY", "LOADING", "MASTERDOWN", "OOM", "READONLY")
+_ELSEWHERE = (exceptions.MovedError, exceptions.AskError)
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 _FOR_GOOD = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+_NO_CLUSTER: Final = "Cluster mode is not enabled"
 _MAX_REASON_LEN = 200
-# redis-py's own limit is 100, and each open stream holds one: let the server's `maxclients` be the limit.
-_MAX_CONNECTIONS = 1 << 20
 
 
-def told_apart(error: Exception) -> Exception:
+def told_apart(error: BaseException) -> Exception:
     """LostReplyError for what may pass, ServerError for what will not."""
+    if isinstance(error, exceptions.RedisClusterException) and isinstance(error.__cause__, ERRORS):
+        return told_apart(error.__cause__)  # why none of a Cluster's nodes could be used
+    if trouble := tls_trouble(error):
+        return ServerError(trouble)
     # A server that does not know a command repeats its arguments, and a prompt may be among them.
     reason = str(error).split(", with args beginning with", maxsplit=1)[0][:_MAX_REASON_LEN]
-    reason = f"{type(error).__name__}: {reason}"
+    reason = f"{type(error).__name__}: {tls_hint(error) or reason}"
+    return LostReplyError(reason) if _may_pass(error) else ServerError(reason)
+
+
+def _may_pass(error: BaseException) -> bool:
     if isinstance(error, _FOR_GOOD):
-        return ServerError(reason)
-    if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError, *_NOT_NOW)):
-        return LostReplyError(reason)
+        return False
+    if isinstance(error, exceptions.RedisClusterException):  # no node answers, or slots are nobody's at present
+        return _NO_CLUSTER not in str(error)
     if isinstance(error, exceptions.ResponseError) and str(error).startswith(_NOT_NOW_CODES):
-        return LostReplyError(reason)
-    return ServerError(reason)
+        return True
+    return isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError, *_NOT_NOW))
 
 
-def connection_options() -> dict[str, Any]:
-    """What a client of our own is made with."""
-    return {
-        "protocol": 2,
-        "decode_responses": False,
-        "socket_timeout": SOCKET_TIMEOUT_S,
-        "socket_connect_timeout": SOCKET_TIMEOUT_S,
-        "socket_keepalive": True,
-        "health_check_interval": 30,
-        "max_connections": _MAX_CONNECTIONS,
-    }
-
-
-def check_client(client: Any) -> None:
-    """Raises ConfigError for a client that turns replies into text: payloads are binary."""
-    if client.get_encoder().decode_responses:
-        raise ConfigError("the Redis client must not have decode_responses: payloads are binary", "target")
-
-
-def max_block_ms(client: Any) -> int:
-    """How long a blocking read of this client may take: at most half of its socket's limit."""
-    pool = getattr(client, "connection_pool", None)
-    options: dict[str, Any] = pool.connection_kwargs if pool is not None else {}
-    limit_s = options.get("socket_timeout", SOCKET_TIMEOUT_S)
-    return MAX_BLOCK_MS if not limit_s else max(1, min(MAX_BLOCK_MS, int(limit_s * 500)))
+def _is_elsewhere(error: Exception) -> bool:
+    """Whether the address may lead to another node now: a master without replicas may be one that was given up."""
+    return isinstance(error, exceptions.ReadOnlyError) or str(error).startswith("NOREPLICAS")
 
 
 def routing(client: Any, key: str) -> dict[str, Any]:
@@ -108,20 +89,14 @@ def script_by_text(step: RunScript) -> tuple[Any, ...]:
 class Link:
     """Runs steps, waiting for each."""
 
-    def __init__(self, client: redis.Redis | redis.RedisCluster, *, own: bool) -> None:
-        self._client: Any = client
-        self._own = own
-        self.max_block_ms = max_block_ms(client)
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.max_block_ms = target.max_block_ms
 
     @classmethod
     def to(cls, target: object) -> Link:
         """To a URL, or through a client of the caller's. Raises ConfigError."""
-        if isinstance(target, str):
-            return cls(_from_url(redis.Redis, target, Retry(NoBackoff(), 0)), own=True)
-        if not isinstance(target, redis.Redis | redis.RedisCluster):
-            raise ConfigError("neither a URL nor a redis.Redis nor a redis.RedisCluster", "target")
-        check_client(target)
-        return cls(target, own=False)
+        return cls(Target.of(target))
 
     def run(self, steps: Generator[Step, Any, T]) -> T:
         """Run steps to their end and give what they return. Raises what they raise, and ServerError."""
@@ -139,41 +114,44 @@ class Link:
 
     def reading(self) -> Link:
         """A link of its own for one reader."""
-        return _ReadingLink(self._client, own=False)
+        return _ReadingLink(self._target)
 
     def close(self) -> None:
         """Close the connections, if the client is this link's own."""
-        if self._own:
-            self._client.close()
+        self._target.close()
 
-    def _connected(self) -> Any:
-        return self._client
+    def _client(self) -> Any:
+        return self._target.client()
 
     def _do(self, step: Step) -> Any:
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
         try:
-            match step:
-                case Pause():
-                    time.sleep(step.seconds)
-                    return None
-                case Command():
-                    return self._connected().execute_command(*step.args, **routing(self._client, step.key))
-                case RunScript():
-                    options = routing(self._client, step.keys[0])
-                    try:
-                        return self._connected().execute_command(*script_by_sha(step), **options)
-                    except exceptions.NoScriptError:
-                        return self._connected().execute_command(*script_by_text(step), **options)
+            try:
+                return self._send(step)
+            except _ELSEWHERE:
+                if not self._target.become_cluster():
+                    raise
+                return self._send(step)
         except ERRORS as error:
-            if isinstance(error, exceptions.ReadOnlyError):
-                self._leave_node()
+            if _is_elsewhere(error):
+                self._target.leave_node()
+            self._failed()
             raise told_apart(error) from None
 
-    def _leave_node(self) -> None:
-        """After a failover the address may lead to another node: let go of the idle connections to the old one."""
-        pool = getattr(self._client, "connection_pool", None)  # a cluster's client finds its nodes by itself
-        with contextlib.suppress(TypeError):  # the blocking pool of redis-py 6 can only disconnect all
-            if pool is not None:
-                pool.disconnect(inuse_connections=False)
+    def _failed(self) -> None:
+        """A command has failed."""
+
+    def _send(self, step: Command | RunScript) -> Any:
+        client = self._client()
+        if isinstance(step, Command):
+            return client.execute_command(*step.args, **routing(client, step.key))
+        options = routing(client, step.keys[0])
+        try:
+            return client.execute_command(*script_by_sha(step), **options)
+        except exceptions.NoScriptError:
+            return client.execute_command(*script_by_text(step), **options)
 
 
 class _ReadingLink(Link):
@@ -186,31 +164,29 @@ class _ReadingLink(Link):
             self._dedicated.close()
             self._dedicated = None
 
-    def _connected(self) -> Any:
-        if isinstance(self._client, redis.RedisCluster):
-            return self._client
+    def _failed(self) -> None:
+        self.close()  # a connection that reconnects by itself does not ask sentinels where to
+
+    def _client(self) -> Any:
+        if self._target.is_cluster():
+            self.close()
+            return self._target.client()
         if self._dedicated is None:
-            self._dedicated = self._client.client()
+            self._dedicated = self._target.client().client()
         return self._dedicated
 
 
 class AsyncLink:
     """Runs steps, awaiting each."""
 
-    def __init__(self, client: aio.Redis | aio.RedisCluster, *, own: bool) -> None:
-        self._client: Any = client
-        self._own = own
-        self.max_block_ms = max_block_ms(client)
+    def __init__(self, target: AsyncTarget) -> None:
+        self._target = target
+        self.max_block_ms = target.max_block_ms
 
     @classmethod
     def to(cls, target: object) -> AsyncLink:
         """To a URL, or through a client of the caller's. Raises ConfigError."""
-        if isinstance(target, str):
-            return cls(_from_url(aio.Redis, target, AsyncRetry(NoBackoff(), 0)), own=True)
-        if not isinstance(target, aio.Redis | aio.RedisCluster):
-            raise ConfigError("neither a URL nor a redis.asyncio.Redis nor a redis.asyncio.RedisCluster", "target")
-        check_client(target)
-        return cls(target, own=False)
+        return cls(AsyncTarget.of(target))
 
     async def run(self, steps: Generator[Step, Any, T]) -> T:
         """As Link.run."""
@@ -228,41 +204,50 @@ class AsyncLink:
 
     def reading(self) -> AsyncLink:
         """A link of its own for one reader."""
-        return _AsyncReadingLink(self._client, own=False)
+        return _AsyncReadingLink(self._target)
 
     async def close(self) -> None:
         """Close the connections, if the client is this link's own."""
-        if self._own:
-            await self._client.aclose()
+        await self._target.close()
 
-    def _connected(self) -> Any:
-        return self._client
+    async def _client(self) -> Any:
+        return await self._target.client()
 
     async def _do(self, step: Step) -> Any:
+        if isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+            return None
         try:
-            match step:
-                case Pause():
-                    await asyncio.sleep(step.seconds)
-                    return None
-                case Command():
-                    return await self._connected().execute_command(*step.args, **routing(self._client, step.key))
-                case RunScript():
-                    options = routing(self._client, step.keys[0])
-                    try:
-                        return await self._connected().execute_command(*script_by_sha(step), **options)
-                    except exceptions.NoScriptError:
-                        return await self._connected().execute_command(*script_by_text(step), **options)
+            try:
+                return await self._send(step)
+            except _ELSEWHERE:
+                if not await self._target.become_cluster():
+                    raise
+                return await self._send(step)
+        except AttributeError as error:
+            # When redis-py reads a Cluster's map anew, it closes its connections under the tasks that are about to
+            # write to them, and those find None in their place.
+            if not self._target.is_cluster():
+                raise
+            raise LostReplyError(f"closed meanwhile: {error}") from None
         except ERRORS as error:
-            if isinstance(error, exceptions.ReadOnlyError):
-                await self._leave_node()
+            if _is_elsewhere(error):
+                await self._target.leave_node()
+            await self._failed()
             raise told_apart(error) from None
 
-    async def _leave_node(self) -> None:
-        """As Link._leave_node."""
-        pool = getattr(self._client, "connection_pool", None)
-        with contextlib.suppress(TypeError):
-            if pool is not None:
-                await pool.disconnect(inuse_connections=False)
+    async def _failed(self) -> None:
+        """A command has failed."""
+
+    async def _send(self, step: Command | RunScript) -> Any:
+        client = await self._client()
+        if isinstance(step, Command):
+            return await client.execute_command(*step.args, **routing(client, step.key))
+        options = routing(client, step.keys[0])
+        try:
+            return await client.execute_command(*script_by_sha(step), **options)
+        except exceptions.NoScriptError:
+            return await client.execute_command(*script_by_text(step), **options)
 
 
 class _AsyncReadingLink(AsyncLink):
@@ -275,19 +260,13 @@ class _AsyncReadingLink(AsyncLink):
             dedicated, self._dedicated = self._dedicated, None
             await dedicated.aclose()
 
-    def _connected(self) -> Any:
-        if isinstance(self._client, aio.RedisCluster):
-            return self._client
+    async def _failed(self) -> None:
+        await self.close()
+
+    async def _client(self) -> Any:
+        if self._target.is_cluster():
+            await self.close()
+            return await self._target.client()
         if self._dedicated is None:
-            self._dedicated = self._client.client()
+            self._dedicated = (await self._target.client()).client()
         return self._dedicated
-
-
-def _from_url(kind: Any, url: str, retry: Any) -> Any:
-    try:
-        client = kind.from_url(url, retry=retry, **connection_options())
-    except (ValueError, TypeError, exceptions.RedisError):
-        # without the cause: its words may hold parts of the URL, and so of a password
-        raise ConfigError("not a Redis URL", "target") from None
-    check_client(client)  # options in the URL win over ours
-    return client

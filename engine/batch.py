@@ -9,6 +9,7 @@ same bits only from some number of rows on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,12 @@ import numpy as np
 import torch
 
 from ..kernels.attention import Paging
+from ..kernels.kv_cache import Placement
 from ..kernels.linear import padded_rows
 from .sequence import Sequence
-from .types import Plan
+from .types import Plan, ScheduledRow
 
+Integers = np.ndarray[Any, np.dtype[Any]]
 NOWHERE = -1
 
 
@@ -31,31 +34,38 @@ class Batch:
     num_rows: int  # with padding
     token_ids: torch.Tensor  # int64 [num_rows]
     positions: torch.Tensor  # int64 [num_rows], in its sequence
-    slots: torch.Tensor  # int64 [num_rows]: block · block_size + offset, or -1
-    last_rows: np.ndarray[Any, np.dtype[np.int64]]  # [sequences], on the CPU: each one's last row
-    paging: Paging
+    last_rows: Integers  # [sequences], on the CPU: each one's last row
+    placements: tuple[Placement, ...]  # in each group of layers
+
+    @property
+    def query_start(self) -> torch.Tensor:
+        """As `Paging` has it."""
+        return self.placements[0].paging.query_start
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What buffers are made for."""
+
+    max_tokens: int  # of a step
+    max_seqs: int
+    max_blocks: int  # of a sequence
+    block_size: int
+    multiple: int  # what rows are padded to
+    kinds: tuple[bool, ...] = (False,)  # of each group of layers, whether it takes a sequence's window blocks
 
 
 class BatchBuilder:
-    """Builds batches in buffers that are allocated once.
+    """Builds batches in buffers that are allocated once."""
 
-    max_tokens and max_seqs bound a plan, max_blocks the blocks of one sequence. A row of the block table that still
-    holds the blocks of the same sequence is only added to: in a steady decode nothing of the table moves.
-    """
-
-    def __init__(
-        self, max_tokens: int, max_seqs: int, max_blocks: int, block_size: int, multiple: int, device: torch.device
-    ) -> None:
-        self.block_size = block_size
-        self.multiple = multiple
-        rows = padded_rows(max_tokens, multiple)
-        self._token_ids, self._positions, self._slots = (np.zeros(rows, np.int64) for _ in range(3))
-        self._table = np.zeros((max_seqs, max_blocks), np.int32)
-        self._held: list[tuple[int, int]] = [(-1, -1)] * max_seqs  # whose blocks a row holds: serial and epoch
-        self._num_held = [0] * max_seqs  # how many of them
-        self._start, self._kv_len = np.zeros(max_seqs + 1, np.int32), np.zeros(max_seqs, np.int32)
-        buffers = (self._token_ids, self._positions, self._slots, self._table, self._start, self._kv_len)
-        self._views = _Views(device, buffers)
+    def __init__(self, limits: BatchLimits, device: torch.device) -> None:
+        self.block_size = limits.block_size
+        self.multiple = limits.multiple
+        rows = padded_rows(limits.max_tokens, limits.multiple)
+        self._token_ids, self._positions = (np.zeros(rows, np.int64) for _ in range(2))
+        self._tables = [_Table(limits, rows, windowed) for windowed in limits.kinds]
+        self._start, self._kv_len = np.zeros(limits.max_seqs + 1, np.int32), np.zeros(limits.max_seqs, np.int32)
+        self._views = _Views(device, (self._token_ids, self._positions), (self._start, self._kv_len), self._tables)
 
     def build(self, plan: Plan) -> Batch:
         """Fill the buffers from the plan's sequences, which are only read.
@@ -71,57 +81,26 @@ class BatchBuilder:
             )
         token_ids: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
         starts, ends = [0], list[int]()
-        for number, (sequence, start, num_tokens, _) in enumerate(plan.rows):
+        for sequence, start, num_tokens, _ in plan.rows:
             end = start + num_tokens
-            self._hold(number, sequence, -(-end // self.block_size))
             if num_tokens == 1:  # most of them; a loop over few numbers is quicker than numpy
                 token_ids.append(sequence.token_ids[start])
                 positions.append(start)
-                slots.append(self._slot(sequence, start))
             else:
                 token_ids += sequence.token_ids[start:end]
                 positions += range(start, end)
-                slots += self._slots_of(sequence, start, end)
             starts.append(len(token_ids))
             ends.append(end)
         rows = padded_rows(total, self.multiple)
         padding = [0] * (rows - total)
         self._token_ids[:rows] = token_ids + padding
         self._positions[:rows] = positions + padding
-        self._slots[:rows] = slots + [NOWHERE] * (rows - total)
+        for table in self._tables:
+            table.fill(plan.rows, rows)
         self._start[: count + 1] = starts
         self._kv_len[:count] = ends
         return self._batch(count, total, rows)
-
-    def _slot(self, sequence: Sequence, position: int) -> int:
-        """Where the key and the value of a position go."""
-        size = self.block_size
-        return sequence.block_ids[position // size] * size + position % size
-
-    def _slots_of(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        size, first = self.block_size, start // self.block_size
-        blocks = np.asarray(sequence.block_ids[first : -(-end // size)], np.int64)
-        slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)
-        found: list[int] = slots[start - first * size : end - first * size].tolist()
-        return found
-
-    def _hold(self, number: int, sequence: Sequence, num_blocks: int) -> None:
-        """Have a row of the table hold at least the first `num_blocks` blocks of a sequence."""
-        held = self._num_held[number]
-        key = (sequence.serial, sequence.epoch)
-        if self._held[number] != key:
-            self._held[number], held = key, 0
-        if held < num_blocks:
-            blocks = sequence.block_ids[held:num_blocks]
-            if len(blocks) < num_blocks - held:
-                self._held[number] = (-1, -1)
-                raise ValueError(
-                    f"{sequence.request_id} has {len(sequence.block_ids)} blocks, too few for {num_blocks}"
-                )
-            self._table[number, held:num_blocks] = blocks
-            self._num_held[number] = num_blocks
 
     def _batch(self, count: int, total: int, rows: int) -> Batch:
         token_ids, positions, slots = self._views.of_rows(rows)
@@ -130,34 +109,91 @@ class BatchBuilder:
             num_rows=rows,
             token_ids=token_ids,
             positions=positions,
-            slots=slots,
             last_rows=self._start[1 : count + 1].astype(np.int64) - 1,
-            paging=self._views.of_sequences(count),
+            placements=tuple(map(Placement, slots, self._views.of_sequences(count))),
         )
+
+
+class _Table:
+    """Block table and slots of one group of layers.
+
+    A row of the table that still holds the blocks of the same sequence is only added to: in a steady decode nothing of
+    it moves.
+    """
+
+    def __init__(self, limits: BatchLimits, rows: int, windowed: bool) -> None:
+        self.slots = np.zeros(rows, np.int64)
+        self.blocks = np.zeros((limits.max_seqs, limits.max_blocks), np.int32)
+        self._size = limits.block_size
+        self._windowed = windowed
+        self._held: list[tuple[int, int]] = [(-1, -1)] * limits.max_seqs  # whose blocks: serial and epoch
+        self._num_held = [0] * limits.max_seqs  # how many of them
+
+    def fill(self, planned: List[ScheduledRow], num_rows: int) -> None:
+        """Put in the blocks of the plan's sequences and the slots of their rows, padded."""
+        size = self._size
+        slots: list[int] = []
+        for number, (sequence, start, num_tokens, _) in enumerate(planned):
+            block_ids = sequence.window_ids if self._windowed else sequence.block_ids
+            end = start + num_tokens
+            num_blocks = -(-end // size)
+            if self._num_held[number] < num_blocks or self._held[number] != (sequence.serial, sequence.epoch):
+                self._hold(number, sequence, block_ids, num_blocks)
+            if num_tokens == 1:
+                slots.append(block_ids[start // size] * size + start % size)
+            else:
+                slots += self._slots_of(block_ids, start, end)
+        slots += [NOWHERE] * (num_rows - len(slots))
+        self.slots[:num_rows] = slots
+
+    def _slots_of(self, block_ids: list[int], start: int, end: int) -> list[int]:
+        size, first = self._size, start // self._size
+        blocks = np.asarray(block_ids[first : -(-end // size)], np.int64)
+        slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+        found: list[int] = slots[start - first * size : end - first * size].tolist()
+        return found
+
+    def _hold(self, number: int, sequence: Sequence, block_ids: list[int], num_blocks: int) -> None:
+        """Have a row of the table hold at least the first `num_blocks` blocks of a sequence."""
+        held = self._num_held[number]
+        key = (sequence.serial, sequence.epoch)
+        if self._held[number] != key:
+            self._held[number], held = key, 0
+        blocks = block_ids[held:num_blocks]
+        if len(blocks) < num_blocks - held:
+            self._held[number] = (-1, -1)
+            raise ValueError(f"{sequence.request_id} has {len(block_ids)} blocks, too few for {num_blocks}")
+        self.blocks[number, held:num_blocks] = blocks
+        self._num_held[number] = num_blocks
 
 
 class _Views:
     """The builder's buffers on the device. On the CPU that is where they are; the newest parts are kept as tensors."""
 
-    def __init__(self, device: torch.device, buffers: tuple[np.ndarray[Any, np.dtype[Any]], ...]) -> None:
+    def __init__(
+        self, device: torch.device, each_row: tuple[Integers, ...], lengths: tuple[Integers, ...], tables: list[_Table]
+    ) -> None:
         self._device = device
-        token_ids, positions, slots, self._table, self._start, self._kv_len = map(torch.as_tensor, buffers)
-        self._each_row = (token_ids, positions, slots)
+        self._each_row = [torch.as_tensor(part) for part in (*each_row, *(table.slots for table in tables))]
+        self._lengths = [torch.as_tensor(part) for part in lengths]
+        self._blocks = [torch.as_tensor(table.blocks) for table in tables]
         self._keeps = device.type == "cpu"
-        self._rows: tuple[int, tuple[torch.Tensor, ...]] = (-1, ())
-        self._sequences = (-1, Paging(self._table, self._start, self._kv_len))
+        self._rows: tuple[int, list[torch.Tensor]] = (-1, [])
+        self._sequences: tuple[int, list[Paging]] = (-1, [])
 
-    def of_rows(self, count: int) -> tuple[torch.Tensor, ...]:
-        """The first `count` token ids, positions and slots."""
+    def of_rows(self, count: int) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """The first `count` token ids and positions, and slots in each group."""
         if self._rows[0] != count:
-            found = tuple(each[:count].to(self._device) for each in self._each_row)
+            found = [each[:count].to(self._device) for each in self._each_row]
             self._rows = (count if self._keeps else -1, found)
-        return self._rows[1]
+        token_ids, positions, *slots = self._rows[1]
+        return token_ids, positions, slots
 
-    def of_sequences(self, count: int) -> Paging:
-        """What is known of the first `count` sequences."""
+    def of_sequences(self, count: int) -> list[Paging]:
+        """What is known of the first `count` sequences, in each group."""
         if self._sequences[0] != count:
-            parts = (self._table[:count], self._start[: count + 1], self._kv_len[:count])
-            found = Paging(*(part.to(self._device) for part in parts))
+            start, kv_len = self._lengths
+            shared = start[: count + 1].to(self._device), kv_len[:count].to(self._device)
+            found = [Paging(blocks[:count].to(self._device), *shared) for blocks in self._blocks]
             self._sequences = (count if self._keeps else -1, found)
         return self._sequences[1]

@@ -37,6 +37,11 @@ class BlockPool:
         return len(self._blank) + len(self._kept)
 
     @property
+    def num_findable(self) -> int:
+        """Blocks that the cache can find, held or free."""
+        return len(self._findable)
+
+    @property
     def num_pending(self) -> int:
         """References that wait for a step to be retired."""
         return sum(map(len, self._pending.values()))
@@ -85,6 +90,13 @@ class BlockPool:
         """The cache can find this held block from now on: when nobody holds it, it is kept."""
         self._findable.add(block_id)
 
+    def lose(self, block_id: int) -> None:
+        """The cache cannot find this block any more; if nobody holds it, it is blank."""
+        self._findable.discard(block_id)
+        if block_id in self._kept:
+            del self._kept[block_id]
+            self._blank.append(block_id)
+
     def is_findable(self, block_id: int) -> bool:
         """Whether the cache can find this block, so that its content must not change."""
         return block_id in self._findable
@@ -103,7 +115,8 @@ class BlockPool:
         Raises RuntimeError naming the first block that does not add up.
         """
         pending = Counter(block_id for due in self._pending.values() for block_id in due)
-        free = Counter(self._blank) + Counter(self._kept.keys())
+        free = Counter(self._blank)
+        free.update(self._kept.keys())
         for block_id, refs in enumerate(self.refs):
             claimed = claims.get(block_id, 0) + pending[block_id]
             if refs != claimed:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import cast
 
 from .intake import Limits, check_request, sequences_of
-from .kv_blocks import KVBlocks
+from .make_blocks import make_blocks
 from .prefix_cache import BlockHash, PrefixCache
 from .scheduler import Scheduler
 from .sequence import Sequence, State
@@ -83,10 +83,10 @@ class Engine:
         self.max_model_len = min(config.max_model_len or runner.max_model_len, runner.max_model_len)
         self.step_count = 0  # steps that were run to their end
         cache = PrefixCache(runner.block_size, block_hash) if config.enable_prefix_caching else None
-        self._blocks = KVBlocks(runner.num_blocks, runner.block_size, cache, runner.window)
+        self._blocks = make_blocks(runner, config, self.max_model_len, cache)
         self._scheduler = Scheduler(config, self._blocks)
         self._limits = Limits(
-            runner.vocab_size, runner.eos_token_ids, self.max_model_len, runner.num_blocks, runner.block_size
+            runner.vocab_size, runner.eos_token_ids, self.max_model_len, self._blocks.most_blocks, runner.block_size
         )
         self._clock = clock
         self._launches = isinstance(runner, Launcher)
@@ -197,21 +197,22 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return a snapshot."""
         blocks = self._blocks
+        pool = blocks.pools[0 if self.runner.num_blocks else 1]
         return EngineStats(
             step=self.step_count,
             running=len(self._scheduler.running),
             waiting=self._scheduler.num_waiting,
-            free_blocks=blocks.pool.num_free,
-            total_blocks=blocks.pool.num_blocks,
-            cached_blocks=0 if blocks.cache is None else len(blocks.cache),
+            free_blocks=pool.num_free,
+            total_blocks=pool.num_blocks,
+            cached_blocks=pool.num_findable,
             prefix_queries=blocks.prefix_queries,
             prefix_hits=blocks.prefix_hits,
             preemptions=self._scheduler.num_preemptions,
         )
 
-    def free_block_ids(self) -> frozenset[int]:
+    def free_block_ids(self, *, windowed: bool = False) -> frozenset[int]:
         """Return the blocks whose content nobody may ever read: held by nobody, unknown to the prefix cache."""
-        return self._blocks.pool.blank_block_ids()
+        return self._blocks.pools[windowed].blank_block_ids()
 
     def check(self) -> None:
         """Prove that nothing is lost, held twice or left over: walks everything. Raises RuntimeError."""

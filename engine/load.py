@@ -115,8 +115,10 @@ def load_runner(
             f"max_model_len {max_model_len} is more than the {model.most_positions} positions of the model "
             "(max_position_embeddings in config.json)."
         )
+    counts = plan_num_blocks(size, config, max_model_len, available_bytes())
     limits = RunnerLimits(
-        num_blocks=plan_num_blocks(size, config, max_model_len, available_bytes()),
+        num_blocks=counts.full,
+        num_window_blocks=counts.window,
         block_size=config.block_size,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,

@@ -11,7 +11,7 @@ import torch
 from ..kernels.backend import Backend
 from .checkpoint import Progress
 from .errors import UnsupportedModelError, WeightsError
-from .memory import Footprint, block_bytes, score_bytes
+from .memory import Footprint, score_bytes, with_blocks
 from .models.fallback import TransformersPasses, load_transformers_model
 from .models.self_check import refusal, self_check
 from .models.transformers_config import TransformersConfig
@@ -50,7 +50,7 @@ def plan_transformers(
         model.vocab_size, config, dtype.itemsize
     )
     weights_bytes = model.num_parameters * dtype.itemsize
-    return Footprint(weights_bytes, step_bytes, block_bytes(kv, config.block_size, kv_dtype)), load
+    return with_blocks(weights_bytes, step_bytes, kv, config.block_size, kv_dtype), load
 
 
 def _check_size(model: TransformersConfig) -> None:

@@ -5,6 +5,10 @@
 
 On the CPU the machine is shared: the blocks get a quarter of what `gpu_memory_utilization` allows, and at most 4 GiB,
 unless one sequence of max_model_len needs more. More than max_num_seqs such sequences is never useful.
+
+Layers with a window get as many blocks as the layers that see all, until they have all that they can use: what
+max_num_seqs sequences see in a step, and as much again for prefixes in the cache; what is left goes to the others. So
+the same memory never has less room than if all layers shared their blocks.
 """
 
 from __future__ import annotations
@@ -17,10 +21,11 @@ import torch
 from ..kernels.kv_layout import cached_width
 from .config import ModelConfig
 from .errors import MemoryBudgetError
-from .passes import KvShape
+from .passes import KvShape, kv_shape
 from .runner import PROMPT_LOGPROB_ROWS
 from .sampler import LOGPROB_ROWS
 from .types import EngineConfig
+from .window_blocks import blocks_spanned
 
 CPU_SHARE = 0.25
 CPU_MOST_BYTES = 4 << 30
@@ -33,7 +38,17 @@ class Footprint:
 
     weights_bytes: int
     step_bytes: int
-    block_bytes: int
+    block_bytes: int  # of one block in all layers that see all; 0: there are none
+    window_block_bytes: int = 0  # in all layers with a window
+    window: int = 0  # the largest; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """How many blocks each kind of layers gets."""
+
+    full: int
+    window: int = 0
 
 
 def footprint(
@@ -45,9 +60,8 @@ def footprint(
     per_token = (4 * model.hidden_size + attention + 3 * model.intermediate_size) * item_bytes
     if model.experts is not None:  # rows as they are sorted, and what the experts make of them
         per_token += model.experts.top_k * (2 * model.hidden_size + model.intermediate_size) * item_bytes
-    kv = KvShape(model.num_layers, model.num_kv_heads, model.head_dim)
     step_bytes = config.max_num_batched_tokens * per_token + score_bytes(model.vocab_size, config, item_bytes)
-    return Footprint(weights_bytes, step_bytes, block_bytes(kv, config.block_size, kv_dtype))
+    return with_blocks(weights_bytes, step_bytes, kv_shape(model), config.block_size, kv_dtype)
 
 
 def score_bytes(vocab_size: int, config: EngineConfig, item_bytes: int) -> int:
@@ -60,13 +74,52 @@ def score_bytes(vocab_size: int, config: EngineConfig, item_bytes: int) -> int:
     return rows * (item_bytes + 4 + 4) * vocab_size
 
 
-def block_bytes(kv: KvShape, block_size: int, kv_dtype: torch.dtype) -> int:
-    """Memory of one block of the cache in all layers."""
-    vector_bytes = cached_width(kv.head_dim, kv_dtype) * kv_dtype.itemsize
-    return 2 * kv.num_layers * block_size * kv.num_kv_heads * vector_bytes
+def with_blocks(weights_bytes: int, step_bytes: int, kv: KvShape, block_size: int, kv_dtype: torch.dtype) -> Footprint:
+    """Add the memory of one block in each kind of layers."""
+    layer_bytes = 2 * block_size * kv.num_kv_heads * cached_width(kv.head_dim, kv_dtype) * kv_dtype.itemsize
+    full = (kv.num_layers - kv.num_windowed) * layer_bytes
+    return Footprint(weights_bytes, step_bytes, full, kv.num_windowed * layer_bytes, kv.window)
 
 
-def plan_num_blocks(size: Footprint, config: EngineConfig, max_model_len: int, available_bytes: int) -> int:
+class _Division:
+    """How blocks are divided among the two kinds of layers."""
+
+    def __init__(self, size: Footprint, config: EngineConfig, max_model_len: int) -> None:
+        self._size = size
+        self._longest = -(-max_model_len // config.block_size)
+        self._all_of_them = self._longest * config.max_num_seqs
+        seen = min(self._longest, blocks_spanned(size.window, config.block_size))
+        in_step = -(-config.max_num_batched_tokens // config.block_size)
+        self._most_window = min(2 * config.max_num_seqs * seen + in_step, self._all_of_them) if size.window else 0
+        one_window = min(self._longest, seen + in_step) if size.window else 0
+        self.least = BlockCounts(self._longest if size.block_bytes else 0, one_window)  # for one of max_model_len
+
+    def counts(self, num_blocks: int) -> BlockCounts:
+        """Give so many blocks to the layers that see all, or, where there are none, to the others."""
+        if not self._size.block_bytes:
+            return BlockCounts(0, num_blocks)
+        return BlockCounts(num_blocks, min(num_blocks, self._most_window))
+
+    def num_bytes(self, counts: BlockCounts) -> int:
+        """Memory of blocks."""
+        return counts.full * self._size.block_bytes + counts.window * self._size.window_block_bytes
+
+    def fitting(self, num_bytes: int) -> BlockCounts:
+        """Give the blocks that fit into so much memory, which is enough for `least`, and are of use."""
+        size, most_window = self._size, self._most_window
+        if not size.block_bytes:
+            return BlockCounts(0, min(num_bytes // size.window_block_bytes, most_window))
+        full = num_bytes // (size.block_bytes + size.window_block_bytes)
+        if size.window and full > most_window:
+            full = (num_bytes - most_window * size.window_block_bytes) // size.block_bytes
+        full = min(max(full, self._longest), self._all_of_them)
+        if not size.window:
+            return BlockCounts(full)
+        left = num_bytes - full * size.block_bytes
+        return BlockCounts(full, min(full, most_window, left // size.window_block_bytes))
+
+
+def plan_num_blocks(size: Footprint, config: EngineConfig, max_model_len: int, available_bytes: int) -> BlockCounts:
     """Choose the number of KV blocks, or check the one that the configuration sets.
 
     Raises:
@@ -77,21 +130,22 @@ def plan_num_blocks(size: Footprint, config: EngineConfig, max_model_len: int, a
     if fixed > usable:
         lower = "max_num_batched_tokens or max_num_seqs" if size.weights_bytes < usable else "the size of the model"
         raise _too_large(f"weights and one step's activations need {_gib(fixed)}", lower, fixed, usable)
+    division = _Division(size, config, max_model_len)
     if config.num_kv_blocks is not None:
-        needed = fixed + config.num_kv_blocks * size.block_bytes
+        counts = division.counts(config.num_kv_blocks)
+        needed = fixed + division.num_bytes(counts)
         if needed > usable:
             raise _too_large(
                 f"{config.num_kv_blocks} KV blocks make it {_gib(needed)}", "num_kv_blocks", needed, usable
             )
-        return config.num_kv_blocks
-    one = -(-max_model_len // config.block_size)
-    if fixed + one * size.block_bytes > usable:
-        needed = fixed + one * size.block_bytes
+        return counts
+    needed = fixed + division.num_bytes(division.least)
+    if needed > usable:
         raise _too_large(
             f"with one sequence of {max_model_len} tokens it is {_gib(needed)}", "max_model_len", needed, usable
         )
-    share = min(int(CPU_SHARE * (usable - fixed)), CPU_MOST_BYTES) // size.block_bytes
-    return max(one, min(share, one * config.max_num_seqs))
+    share = min(int(CPU_SHARE * (usable - fixed)), CPU_MOST_BYTES)
+    return division.fitting(max(share, needed - fixed))
 
 
 def available_bytes() -> int:

@@ -15,6 +15,7 @@ import torch
 from ..kernels.backend import Backend
 from ..kernels.embedding import Asked, Scores
 from ..kernels.forward import Begin, immediately
+from ..kernels.kv_cache import KvCache
 from ..kernels.matrix import Matrix
 from .config import ModelConfig
 from .models.decoder import Decoder
@@ -29,7 +30,29 @@ class KvShape:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    window: int = 0  # positions that a query sees in every layer, its own included; 0: there are layers that see all
+    # Of each layer: positions that a query sees, its own included; 0: all. Empty: every layer sees all.
+    windows: tuple[int, ...] = ()
+
+    @property
+    def window(self) -> int:
+        """The largest window; 0: no layer has one."""
+        return max(self.windows, default=0)
+
+    @property
+    def num_windowed(self) -> int:
+        """Number of layers with a window."""
+        return sum(window > 0 for window in self.windows)
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Of each group of layers that share their blocks: whether they have a window."""
+        return tuple(sorted({window > 0 for window in self.windows})) or (False,)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Of each layer: its group, and its number there."""
+        groups = [self.kinds.index(window > 0) for window in self.windows] or [0] * self.num_layers
+        return [(group, groups[:layer].count(group)) for layer, group in enumerate(groups)]
 
 
 class Passes(Protocol):
@@ -70,8 +93,8 @@ class Passes(Protocol):
         """The output matrix [vocab, hidden], which `Asked` names."""
         ...
 
-    def begin(self, cache: torch.Tensor, max_rows: int, max_model_len: int) -> Begin:
-        """Prepare passes over `cache` [layers, 2, num_blocks, block_size, kv_heads, width] of up to `max_rows` rows."""
+    def begin(self, cache: KvCache, max_rows: int, max_model_len: int) -> Begin:
+        """Prepare passes over `cache`, which is as `kv` says, of up to `max_rows` rows."""
         ...
 
     def score(self, hidden: torch.Tensor, asked: Asked) -> Scores:
@@ -86,6 +109,12 @@ class Passes(Protocol):
         ...
 
 
+def kv_shape(config: ModelConfig) -> KvShape:
+    """Shape of the native decoder's cache."""
+    windows = tuple(layer.window for layer in config.layers)
+    return KvShape(config.num_layers, config.num_kv_heads, config.head_dim, windows)
+
+
 class DecoderPasses:
     """`Passes` of the native decoder; see `Passes` for the fields."""
 
@@ -97,13 +126,11 @@ class DecoderPasses:
         self.eos_token_ids = config.eos_token_ids
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.values.device
-        windows = {layer.window for layer in config.layers}
-        window = windows.pop() if len(windows) == 1 else 0
-        self.kv = KvShape(config.num_layers, config.num_kv_heads, config.head_dim, window)
+        self.kv = kv_shape(config)
         self.row_multiple = backend.row_multiple(weights.layers[0].qkv)
         self.output = weights.output
 
-    def begin(self, cache: torch.Tensor, max_rows: int, max_model_len: int) -> Begin:
+    def begin(self, cache: KvCache, max_rows: int, max_model_len: int) -> Begin:
         """See `Passes`."""
         config = self.config
         tables = [rotary_table(rope, config.head_dim, max_model_len).to(self.device) for rope in config.ropes]

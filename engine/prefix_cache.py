@@ -7,6 +7,9 @@ this process, so nobody can build prompts that collide.
 
 A sequence that holds a block holds all blocks before it, and lets go of them tail first. So an entry's parent always
 outlives it: blocks fall from the cache leaf by leaf, and `check` proves it.
+
+Where layers have a window, an entry has a block of theirs besides, as long as that is not used again: it comes and goes
+without the entry.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 BlockHash = Callable[[bytes], bytes]
+HOLE = -1  # stands for a block that is not there
 
 
 def keyed_hash() -> BlockHash:
@@ -34,7 +38,8 @@ class CachedBlock:
     parent: CachedBlock | None  # None for a root
     digest: bytes  # hash of the parent's digest and the content
     content: bytes  # the token ids, 4 bytes each; of a root: nothing
-    block_id: int  # -1 for a root
+    block_id: int  # HOLE for a root
+    window_id: int = HOLE  # block of the layers with a window
     root_key: tuple[str, str | None] | None = None  # of a root: salt and adapter
     num_children: int = 0
 
@@ -48,6 +53,7 @@ class PrefixCache:
         self._roots: dict[tuple[str, str | None], CachedBlock] = {}  # only those that have entries below
         self._buckets: dict[bytes, list[CachedBlock]] = {}
         self._entries: dict[int, CachedBlock] = {}  # block id → entry
+        self._windows: dict[int, CachedBlock] = {}  # window block id → entry
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -92,9 +98,21 @@ class PrefixCache:
             self._entries[block_id] = entry
         return entry
 
-    def forget(self, block_id: int) -> None:
-        """Drop a block's entry: its content is about to be overwritten."""
+    def attach(self, entry: CachedBlock, window_id: int) -> None:
+        """Give an entry the window block that it lacks."""
+        entry.window_id = window_id
+        self._windows[window_id] = entry
+
+    def detach(self, window_id: int) -> None:
+        """Take a window block from its entry: its content is about to be overwritten."""
+        self._windows.pop(window_id).window_id = HOLE
+
+    def forget(self, block_id: int) -> int:
+        """Drop a block's entry: its content is about to be overwritten. Return its window block, or HOLE."""
         entry = self._entries.pop(block_id)
+        window_id = entry.window_id
+        if window_id != HOLE:
+            self.detach(window_id)
         bucket = self._buckets[entry.digest]
         bucket.remove(entry)
         if not bucket:
@@ -104,9 +122,15 @@ class PrefixCache:
             parent.num_children -= 1
             if parent.root_key is not None and parent.num_children == 0:
                 del self._roots[parent.root_key]
+        return window_id
 
-    def check(self, is_findable: Callable[[int], bool]) -> None:
-        """Prove that entries, buckets, roots and the pool agree and every parent is there. Raises RuntimeError."""
+    def check(
+        self, is_findable: Callable[[int], bool], is_findable_window: Callable[[int], bool] = lambda _: False
+    ) -> None:
+        """Prove that entries, buckets, roots and the pools agree and every parent is there. Raises RuntimeError."""
+        attached = {entry.window_id: entry for entry in self._entries.values() if entry.window_id != HOLE}
+        if attached != self._windows or not all(map(is_findable_window, attached)):
+            raise RuntimeError("window blocks of entries and what the pool knows differ")
         children: dict[int, int] = {}
         for block_id, entry in self._entries.items():
             parent = entry.parent
@@ -140,7 +164,7 @@ class PrefixCache:
         if root is None:
             # repr keeps salt "X" and adapter "X" apart; equality of the pair, not this digest, is what decides
             digest = self._hash(repr(key).encode("utf-8", "backslashreplace"))
-            root = self._roots[key] = CachedBlock(None, digest, b"", -1, root_key=key)
+            root = self._roots[key] = CachedBlock(None, digest, b"", HOLE, root_key=key)
         return root
 
     def _find(self, parent: CachedBlock, digest: bytes, content: bytes) -> CachedBlock | None:

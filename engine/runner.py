@@ -14,12 +14,13 @@ from ..kernels.backend import Backend
 from ..kernels.block_copy import copy_blocks
 from ..kernels.embedding import Asked, Scores
 from ..kernels.forward import Finish as ForwardFinish
+from ..kernels.kv_cache import KvCache
 from ..kernels.kv_layout import cached_width, poison
 from ..kernels.large_pages import zeros_in_large_pages
 from ..kernels.linear import padded_rows
 from ..kernels.lists import bools, ints
-from .batch import Batch, BatchBuilder
-from .passes import Passes
+from .batch import Batch, BatchBuilder, BatchLimits
+from .passes import KvShape, Passes
 from .sampler import Sampler, token_logprobs, wants_only_the_best
 from .types import Plan, RowResult, ScheduledRow, TokenLogprobs
 
@@ -39,7 +40,8 @@ class _Sampling(NamedTuple):
 class RunnerLimits:
     """Sizes that are fixed for a runner's life."""
 
-    num_blocks: int
+    num_blocks: int  # of the layers that see all
+    num_window_blocks: int  # of the layers with a window
     block_size: int
     max_model_len: int
     max_num_seqs: int
@@ -58,26 +60,25 @@ class TorchRunner:
         self.vocab_size = model.vocab_size
         self.eos_token_ids = model.eos_token_ids
         self.max_model_len = limits.max_model_len
-        self.num_blocks = limits.num_blocks
-        self.block_size = limits.block_size
         self.window = model.kv.window
+        self.num_blocks = limits.num_blocks
+        self.num_window_blocks = limits.num_window_blocks
+        self.block_size = limits.block_size
         self.backend = backend
         self.dtype = model.dtype
         self.model = model
         self.on_logits: LogitsHook | None = None
-        device, kv = model.device, model.kv
-        width = cached_width(kv.head_dim, limits.kv_dtype)
-        shape = (kv.num_layers, 2, limits.num_blocks, limits.block_size, kv.num_kv_heads, width)
-        self._cache = zeros_in_large_pages(shape, limits.kv_dtype)
+        device = model.device
+        self._kinds = model.kv.kinds
+        self._cache = _make_cache(model.kv, limits)
         self._multiple = model.row_multiple
         max_rows = padded_rows(limits.max_num_batched_tokens, self._multiple)
         self._forward = model.begin(self._cache, max_rows, limits.max_model_len)
         self._sampler = Sampler(backend)
         self._scores = torch.empty((0, model.vocab_size), device=device)  # grows to the most rows that asked for any
         max_blocks = -(-limits.max_model_len // limits.block_size)
-        self._builder = BatchBuilder(
-            limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, limits.block_size, self._multiple, device
-        )
+        sizes = (limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, limits.block_size, self._multiple)
+        self._builder = BatchBuilder(BatchLimits(*sizes, self._kinds), device)
 
     def run(self, plan: Plan) -> list[RowResult]:
         """Compute one step; see `types.Runner`.
@@ -91,13 +92,19 @@ class TorchRunner:
         """Begin a step; see `types.Launcher`. Raises as `run` does."""
         if not plan.rows:
             return list
-        if plan.copies:
-            copy_blocks(self._cache, plan.copies)
+        if plan.copies or plan.window_copies:
+            self._copy(plan)
         batch = self._builder.build(plan)
         sampling = self._sampling(plan)
         rows = batch.last_rows[sampling.greedy + sampling.others]
         asked = self._asked(rows, len(sampling.greedy)) if len(rows) else None
         return partial(self._land, plan, batch, sampling, self._forward(batch, asked))
+
+    def _copy(self, plan: Plan) -> None:
+        for windowed, layers in zip(self._kinds, self._cache.groups, strict=True):
+            copies = plan.window_copies if windowed else plan.copies
+            if copies:
+                copy_blocks(layers, copies)
 
     def _land(self, plan: Plan, batch: Batch, sampling: _Sampling, finish: ForwardFinish) -> list[RowResult]:
         with torch.inference_mode():
@@ -107,16 +114,17 @@ class TorchRunner:
                 self._sample(plan, sampling, computed.scores, results)
             for number, row in enumerate(plan.rows):
                 if row.sequence.needs_prompt_logprobs:
-                    begin = int(batch.paging.query_start[number])
+                    begin = int(batch.query_start[number])
                     logprobs = self._prompt_logprobs(row, computed.hidden, begin)
                     results[number] = results[number]._replace(prompt_logprobs=logprobs)
             for number in () if computed.is_finite else _not_finite_rows(computed.hidden, batch):
                 results[number] = _NOT_FINITE
             return results
 
-    def poison_blocks(self, block_ids: Iterable[int]) -> None:
-        """Fill whole blocks of every layer with NaN. For tests: in blocks that nobody owns it must change nothing."""
-        poison(self._cache, list(block_ids))
+    def poison_blocks(self, block_ids: Iterable[int], *, windowed: bool = False) -> None:
+        """Fill whole blocks of a kind of layers with NaN. For tests: where nobody owns them it must change nothing."""
+        if windowed in self._kinds:
+            poison(self._cache.groups[self._kinds.index(windowed)], list(block_ids))
 
     def _sampling(self, plan: Plan) -> _Sampling:
         asking = [number for number, row in enumerate(plan.rows) if row.samples]
@@ -174,9 +182,20 @@ class TorchRunner:
         return tuple(found)
 
 
+def _make_cache(kv: KvShape, limits: RunnerLimits) -> KvCache:
+    """Memory for the blocks of each kind of layers, which is taken as it is written."""
+    vectors = (limits.block_size, kv.num_kv_heads, cached_width(kv.head_dim, limits.kv_dtype))
+    numbers = {
+        False: (kv.num_layers - kv.num_windowed, 2, limits.num_blocks),
+        True: (kv.num_windowed, 2, limits.num_window_blocks),
+    }
+    groups = tuple(zeros_in_large_pages((*numbers[kind], *vectors), limits.kv_dtype) for kind in kv.kinds)
+    return KvCache(groups, kv.places)
+
+
 def _not_finite_rows(hidden: torch.Tensor, batch: Batch) -> list[int]:
     """Sequences with a hidden state in this step that is not finite."""
     finite = torch.isfinite(hidden[: batch.num_tokens]).all(dim=1).cpu().numpy()
-    starts = batch.paging.query_start[:-1].cpu().numpy()
+    starts = batch.query_start[:-1].cpu().numpy()
     bad: list[int] = np.flatnonzero(~np.logical_and.reduceat(finite, starts)).tolist()
     return bad

@@ -61,7 +61,7 @@ class RunningSet:
         return max(self, key=rank)
 
     def num_wanted(self, block_size: int) -> int:
-        """Return how many blocks will be asked for at most within the next `block_size` steps.
+        """Return how many blocks, of layers that see all, will be asked for at most within the next `block_size` steps.
 
         Each sequence may ask for one, unless it has all that it can ever fill (the very last token is not computed),
         for another if it must copy a shared one, and for those that its known tokens lack.
@@ -70,10 +70,9 @@ class RunningSet:
         for sequence in self.decoding:
             wanted += (sequence.num_slots < sequence.max_len - 1) + sequence.shares_last
         for sequence in self.prefilling:
-            lacking = -(-max(0, sequence.num_tokens - sequence.num_slots) // block_size)
-            wanted += (
-                lacking + (sequence.num_slots + lacking * block_size < sequence.max_len - 1) + sequence.shares_last
-            )
+            slots = len(sequence.block_ids) * block_size
+            lacking = -(-max(0, sequence.num_tokens - slots) // block_size)
+            wanted += lacking + (slots + lacking * block_size < sequence.max_len - 1) + sequence.shares_last
         return wanted
 
     def check(self) -> None:

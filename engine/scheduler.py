@@ -26,7 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .kv_blocks import KVBlocks
+from .kv_blocks import Copy, KVBlocks, Need
+from .kv_check import check_blocks
 from .running import RunningSet
 from .sequence import Sequence, State
 from .types import EngineConfig, Plan, ScheduledRow
@@ -44,7 +45,7 @@ class _Draft:
     step: int
     left: int  # tokens of the budget that are not spent
     rows: dict[Sequence, ScheduledRow] = field(default_factory=dict[Sequence, ScheduledRow])
-    copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict[Sequence, tuple[int, int]])
+    copies: dict[Sequence, list[Copy]] = field(default_factory=dict[Sequence, "list[Copy]"])
 
 
 class Scheduler:
@@ -64,7 +65,7 @@ class Scheduler:
         self._budget = config.max_num_batched_tokens
         self._flying: dict[int, _Draft] = {}
         self._step = 0
-        self._lacking: tuple[Sequence, int] | None = None  # who could not be admitted; how many blocks must be free
+        self._lacking: tuple[Sequence, Need] | None = None  # who could not be admitted; how many blocks must be free
 
     @property
     def num_waiting(self) -> int:
@@ -81,7 +82,7 @@ class Scheduler:
         places = self._max_num_seqs - len(self.running) - self.num_waiting
         if places <= 0 or (self._lacking is not None and len(self.line)):
             return 0
-        return max(0, min(places, self.blocks.pool.num_free - self._num_wanted()))
+        return max(0, min(places, self.blocks.spare(self.blocks.wanted(self.running))))
 
     def check(self) -> None:
         """Prove that states, order and blocks agree. Raises RuntimeError."""
@@ -89,8 +90,8 @@ class Scheduler:
             raise RuntimeError(f"{len(self.running)} sequences run, {self._max_num_seqs} may")
         self.running.check()
         self.line.check()
-        sources = [source for draft in self._flying.values() for source, _ in draft.copies.values()]
-        self.blocks.check(self.running, sources)
+        copies = [copy for draft in self._flying.values() for made in draft.copies.values() for copy in made]
+        check_blocks(self.blocks, tuple(self.running), copies)
 
     # ------------------------------------------------------------------------------------------------ coming and going
 
@@ -127,24 +128,24 @@ class Scheduler:
             self.running.turn_to_decode(sequence)
         if self.line.led and computed >= sequence.num_prompt_tokens and self.line.leads(sequence):
             self._fork(sequence)
-        if self.blocks.window:
-            self.blocks.let_go(sequence)
+        if self.blocks.window is not None:
+            self.blocks.window.let_go(sequence)
 
     def retire(self, step: int) -> None:
         """End a step: nothing writes for it any more."""
         # The sources come free first: each is the tail of what its sequence held, which may be waiting for this step.
-        for source, _ in self._flying.pop(step).copies.values():
-            self.blocks.pool.release((source,), 0)
-        self.blocks.pool.retire(step)
+        for copies in self._flying.pop(step).copies.values():
+            self.blocks.release_sources(copies)
+        self.blocks.retire(step)
 
     def cancel(self, step: int) -> None:
         """Take back a planned step that did not run to its end: the same sequences can be planned again."""
-        for sequence, copy in self._flying.pop(step).copies.items():
+        for sequence, copies in self._flying.pop(step).copies.items():
             if sequence.state is State.RUNNING:
-                self.blocks.undo_copy(sequence, copy)
+                self.blocks.undo_copies(sequence, copies)
             else:
-                self.blocks.pool.release((copy[0],), 0)
-        self.blocks.pool.retire(step)
+                self.blocks.release_sources(copies)
+        self.blocks.retire(step)
 
     # ------------------------------------------------------------------------------------------------------- planning
 
@@ -164,7 +165,8 @@ class Scheduler:
                 self.running.take_turns(rows)
             for sequence in rows:
                 sequence.last_step = draft.step
-        return Plan(draft.step, tuple(rows.values()), tuple(draft.copies.values()))
+        copies = [copy for made in draft.copies.values() for copy in made]
+        return Plan(draft.step, tuple(rows.values()), *self.blocks.pairs(copies))
 
     def _reserve(self) -> int:
         """Tokens that decodes leave to prefills."""
@@ -205,6 +207,8 @@ class Scheduler:
         num_tokens = min(remaining, draft.left)
         if num_tokens <= 0 or sequence in draft.rows or sequence.state is not State.RUNNING:
             return
+        if self.blocks.window is not None:
+            num_tokens = self.blocks.window.fitting(sequence, num_tokens)
         end = start + num_tokens
         if (end > sequence.num_slots or sequence.shares_last) and not self._make_room(draft, sequence, end):
             return
@@ -221,7 +225,7 @@ class Scheduler:
             if any(self.blocks.will_share(row, head) for row in prefills):
                 return  # its prompt is being computed in this step: the next one finds it in the cache
             lacking = self.blocks.admit(head, self._headroom(head))
-            if lacking:
+            if lacking is not None:
                 self._lacking = (head, lacking)
                 return
             self._lacking = None
@@ -236,31 +240,29 @@ class Scheduler:
             return None
         if self._lacking is None or self._lacking[0] is not head or not len(self.running):
             return head
-        hopeless = self.blocks.pool.num_free < self._lacking[1] and self._step % RETRY_EVERY != 0
+        hopeless = self.blocks.spare(self._lacking[1]) < 0 and self._step % RETRY_EVERY != 0
         return None if hopeless else head
 
-    def _headroom(self, sequence: Sequence) -> int:
+    def _headroom(self, sequence: Sequence) -> Need:
         """Return how many blocks its admission must leave free: none if it runs alone."""
         if not len(self.running):
-            return 0
+            return Need(0)
         slots = self.blocks.blocks_for(sequence.num_tokens) * self.blocks.block_size
-        return self._num_wanted() + (slots < sequence.max_len - 1)
-
-    def _num_wanted(self) -> int:
-        return self.running.num_wanted(self.blocks.block_size)
+        wanted = self.blocks.wanted(self.running)
+        return wanted._replace(full=wanted.full + (slots < sequence.max_len - 1))
 
     # --------------------------------------------------------------------------------------------------------- blocks
 
     def _make_room(self, draft: _Draft, sequence: Sequence, num_tokens: int) -> bool:
         """Give a sequence blocks for its first `num_tokens` tokens, others' if need be; False if it cannot run now."""
-        pool = self.blocks.pool
+        blocks = self.blocks
         while sequence.state is State.RUNNING:
-            if self.blocks.missing(sequence, num_tokens) <= pool.num_free:
-                copy = self.blocks.grow(sequence, num_tokens)
-                if copy is not None:
-                    draft.copies[sequence] = copy
+            if blocks.spare(blocks.missing(sequence, num_tokens)) >= 0:
+                copies = blocks.grow(sequence, num_tokens)
+                if copies:
+                    draft.copies[sequence] = copies
                 return True
-            if pool.num_pending:
+            if any(pool.num_pending for pool in blocks.pools):
                 return False  # blocks come free with the step in flight: wait for it rather than take more away
             self._preempt(draft, self.running.newest_of_lowest())
         return False
@@ -270,14 +272,12 @@ class Scheduler:
         row = draft.rows.pop(sequence, None)
         if row is not None:
             draft.left += row.num_tokens
-        copy = draft.copies.pop(sequence, None)
-        if copy is not None:
-            self.blocks.pool.release((copy[0],), 0)  # this copy is not in flight
+        self.blocks.release_sources(draft.copies.pop(sequence, ()))  # these copies are not in flight
         self._leave(sequence)
         sequence.preempted = True
         self.line.add(sequence)
         self.num_preemptions += 1
-        self._lacking = (sequence, 0)
+        self._lacking = (sequence, Need(0))
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.leave(sequence)
@@ -286,8 +286,8 @@ class Scheduler:
     def _fork(self, leader: Sequence) -> None:
         """Let those who waited for this prompt run on shared blocks where there is room, else put them into line."""
         for sequence in self.line.followers(leader):
-            room = len(self.running) < self._max_num_seqs and self.blocks.pool.num_free > self._num_wanted()
-            if room and not self.line.goes_before(sequence):
+            room = len(self.running) < self._max_num_seqs and self.blocks.spare(self.blocks.wanted(self.running)) > 0
+            if room and self.blocks.can_fork(leader, sequence) and not self.line.goes_before(sequence):
                 self.blocks.fork(leader, sequence)
                 self.running.join(sequence)
             else:

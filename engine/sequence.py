@@ -36,7 +36,8 @@ class Sequence:
 
     The scheduler and the engine change it, between two steps and while they plan or commit one; the runner only reads
     it, from the moment a plan names it until `Runner.run` returns. `token_ids` only grows. While `epoch` stays the
-    same, `block_ids` only grows too; a new `epoch` means that entries may have changed, so read the list anew.
+    same, `block_ids` and `window_ids` only grow too, but for entries that become holes, which nothing reads any more; a
+    new `epoch` means that entries may have changed, so read the lists anew.
     """
 
     request_id: str
@@ -58,9 +59,10 @@ class Sequence:
     block_ids: list[int] = field(
         default_factory=list[int]
     )  # block i holds tokens [i * block_size, (i + 1) * block_size)
-    num_slots: int = 0  # tokens that block_ids have room for
+    window_ids: list[int] = field(default_factory=list[int])  # likewise, in the layers with a window
+    num_slots: int = 0  # tokens that both have room for
     serial: int = field(default_factory=count().__next__)  # unique in the process, for whoever remembers block_ids
-    epoch: int = 0  # counts the times that entries of block_ids were replaced
+    epoch: int = 0  # counts the times that entries of block_ids or window_ids were replaced
     shares_last: bool = False  # the block of the next token is a sibling's too and must be copied before it is written
 
     state: State = State.WAITING

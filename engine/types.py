@@ -123,6 +123,7 @@ class Plan:
     step: int
     rows: tuple[ScheduledRow, ...]
     copies: tuple[tuple[int, int], ...] = ()
+    window_copies: tuple[tuple[int, int], ...] = ()  # in the layers with a window
 
     @property
     def num_tokens(self) -> int:
@@ -146,9 +147,10 @@ class Runner(Protocol):
     vocab_size: int
     eos_token_ids: frozenset[int]
     max_model_len: int
-    num_blocks: int
+    num_blocks: int  # of the layers that see all; 0: there are none
     block_size: int
-    window: int  # positions that a query sees in every layer, its own included; 0: there are layers that see all
+    window: int  # positions that a query sees at most in the layers with a window, its own included; 0: none has one
+    num_window_blocks: int  # of these layers
 
     def run(self, plan: Plan) -> list[RowResult]:
         """Compute one step. Must not keep or change anything of the plan's sequences."""
@@ -188,7 +190,7 @@ class EngineStats:
     step: int
     running: int  # sequences that hold blocks
     waiting: int  # sequences that hold none
-    free_blocks: int  # cached blocks that nobody holds count as free
+    free_blocks: int  # of the layers that see all, or else of the others; cached ones that nobody holds count as free
     total_blocks: int
     cached_blocks: int
     prefix_queries: int  # prompt tokens looked up so far

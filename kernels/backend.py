@@ -24,6 +24,7 @@ from .embedding import embedding as torch_embedding
 from .embedding import score as torch_score
 from .errors import BackendError, BuildError
 from .forward import Begin, Describe
+from .kv_cache import KvCache
 from .kv_layout import KvLayout
 from .linear import linear as torch_linear
 from .linear import row_multiple
@@ -94,7 +95,7 @@ class Record(Protocol):
     def __call__(
         self,
         describe: Describe,
-        cache: torch.Tensor,
+        cache: KvCache,
         tables: Sequence[torch.Tensor],
         max_rows: int,
         dtype: torch.dtype,

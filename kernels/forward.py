@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
-from .attention import Paging
 from .embedding import Asked, Scores
 from .experts import Mixture
-from .kv_layout import cached_head_dim
+from .kv_cache import KvCache, Placement
 from .matrix import Matrix
 from .rotary import Rotation
 
@@ -45,13 +44,8 @@ class Inputs(Protocol):
         ...
 
     @property
-    def slots(self) -> torch.Tensor:
-        """int64 [num_rows]."""
-        ...
-
-    @property
-    def paging(self) -> Paging:
-        """Rows and blocks of the sequences."""
+    def placements(self) -> Sequence[Placement]:
+        """Rows and blocks of the sequences, in each group of the cache."""
         ...
 
 
@@ -134,10 +128,10 @@ Begin = Callable[[Inputs, Asked | None], Finish]  # begins a step; the one befor
 class Immediate:
     """A `Forward` on tensors for one step.
 
-    cache is [layers, 2, num_blocks, block_size, kv_heads, width], see `kv_layout`; `tables` are the rotary tables.
+    `tables` are the rotary tables.
     """
 
-    def __init__(self, backend: Backend, inputs: Inputs, cache: torch.Tensor, tables: Sequence[torch.Tensor]) -> None:
+    def __init__(self, backend: Backend, inputs: Inputs, cache: KvCache, tables: Sequence[torch.Tensor]) -> None:
         self._ops = backend
         self._inputs = inputs
         self._cache = cache
@@ -179,10 +173,10 @@ class Immediate:
 
     def rotate_and_store(self, qkv: torch.Tensor, layer: int, how: Rotation) -> torch.Tensor:
         """`rotary.rotate_and_store`, as [rows, heads·head_dim]."""
-        keys, values = self._cache[layer]
-        step = self._inputs
+        keys, values = self._cache.layer(layer)
         table = None if how.table is None else self._tables[how.table]
-        query = self._ops.rotate_and_store(qkv, step.positions, table, keys, values, step.slots, how.norm)
+        slots = self._placement(layer).slots
+        query = self._ops.rotate_and_store(qkv, self._inputs.positions, table, keys, values, slots, how.norm)
         return query.flatten(1)
 
     def paged_attention(
@@ -195,12 +189,16 @@ class Immediate:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`attention.paged_attention`, on [rows, heads·head_dim]."""
-        keys, values = self._cache[layer]
-        heads, paging = query.view(len(query), -1, cached_head_dim(keys)), self._inputs.paging
+        keys, values = self._cache.layer(layer)
+        heads = query.view(len(query), -1, self._cache.head_dim)
+        paging = self._placement(layer).paging
         return self._ops.paged_attention(heads, keys, values, paging, scale, window, soft_cap, sinks).flatten(1)
 
+    def _placement(self, layer: int) -> Placement:
+        return self._inputs.placements[self._cache.places[layer][0]]
 
-def immediately(backend: Backend, describe: Describe, cache: torch.Tensor, tables: Sequence[torch.Tensor]) -> Begin:
+
+def immediately(backend: Backend, describe: Describe, cache: KvCache, tables: Sequence[torch.Tensor]) -> Begin:
     """A pass that is computed operation by operation; on the CPU at its end, for whoever begins it does not wait."""
 
     @torch.inference_mode()

@@ -11,8 +11,9 @@ from pathlib import Path
 from headrace.worker.cli import COMMANDS
 from headrace.worker.exit_codes import ExitCode
 from headrace.worker.flags import FlagSettings, flags_of
-from headrace.worker.settings import SERVING_FLAGS, ServerFlags
+from headrace.worker.settings import SERVING_FLAGS
 from headrace.worker.settings_client import CLIENT_FLAGS
+from headrace.worker.settings_server import ServerFlags
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 

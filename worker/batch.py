@@ -38,8 +38,8 @@ class Batch:
         """Send all commands; `finish` must follow."""
         link.start(self._commands)
 
-    def finish(self, link: AnyLink) -> set[str]:
-        """Read all replies and handle all outcomes. Returns the codes of those that failed."""
+    def finish(self, link: AnyLink) -> dict[str, str]:
+        """Read all replies and handle all outcomes. Returns the codes of those that failed, with a message of each."""
         outcomes = link.finish(len(self._commands))
         if len(outcomes) != len(self._commands):
             raise RuntimeError(f"{len(outcomes)} outcomes for {len(self._commands)} commands")
@@ -47,4 +47,4 @@ class Batch:
         for handler, length in self._handlers:
             handler(outcomes[first : first + length] if length else outcomes[first])
             first += length or 1
-        return {outcome.code for outcome in outcomes if isinstance(outcome, Failed)}
+        return {outcome.code: outcome.message for outcome in outcomes if isinstance(outcome, Failed)}

@@ -63,16 +63,20 @@ class Beginner:
         else:
             held.failure = decoded
         held.stage = Stage.READ
-        if self._has_no_stream(held):
-            begin = Begin(attempt_ms=self._context.clock.now_ms(), number=1, base_id=b"", alone=False)
-            self._starter.start(held, begin)
+
+    # --- begin unread -------------------------------------------------------------------------------------------------
+
+    def begin_new(self) -> None:
+        """Begin what can be taken to have no stream yet."""
+        for held in self._context.memory.at(Stage.READ):
+            if held.is_new and self._has_no_stream(held):
+                begin = Begin(attempt_ms=self._context.clock.now_ms(), number=1, base_id=b"", alone=False)
+                self._starter.start(held, begin)
+            held.is_new = False  # if it was not true, its stream is read
 
     def _has_no_stream(self, held: Held) -> bool:
-        """Whether a request can be taken to have no stream, and be begun: a bare job that comes for the first time.
-
-        Its `started` goes in only if that is true. If not, the stream is read after all.
-        """
-        if not held.is_new or held.job is None or held.fp is not None:
+        """Whether a bare job that comes for the first time may be begun: its `started` only goes in on no stream."""
+        if held.job is None or held.fp is not None:
             return False
         clock, outbox = self._context.clock, self._outbox
         return clock.is_fresh(time.monotonic()) and not outbox.is_repairing(held.request_id) and self._may_begin(held)

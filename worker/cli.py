@@ -39,6 +39,7 @@ COMMANDS = (
     _Entry("cancel", "commands_request", "Cancel a request, queued or running."),
     _Entry("status", "commands_watch", "Show the workers of a queue, what waits, runs and has been given up."),
     _Entry("health", "commands_watch", "Say whether this machine's worker consumes, by the exit code."),
+    _Entry("doctor", "commands_doctor", "Look at the server and the queue: what is wrong, and what to do."),
     _Entry(
         "dead",
         "commands_dead",

@@ -3,53 +3,74 @@
 All keys of a queue lie in one slot and all of a request in another, so every script stays on one node. A node that is
 not connected is not connected in passing: its commands come out as LOST, and the next `ensure` connects it, so that a
 new connection is always seen before anything is sent over it. Slots that move (MOVED, ASK) come out as failures to be
-sent again, and the map of slots is read anew.
+sent again, and the map of slots is read anew. The queue's node is home: without it nothing can be done, without another
+one all but its requests go on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, cast
-from urllib.parse import urlsplit, urlunsplit
 
 from redis.crc import key_slot
 
+from ..clients.address import Address, Node
 from .connection import Failed, Link
 from .errors import LinkError
 from .frame import hash_tag
 from .lua import Arg, Command
 
 _NUM_SLOTS: Final = 16384
+_MAP_PAUSE_S: Final = 0.02
 # Where the key stands in commands that do not have it first; those without a key go to any node.
 _KEY_AT: Final[dict[bytes, int]] = {b"EVALSHA": 3, b"XGROUP": 2, b"XINFO": 2}
 _WITHOUT_KEY: Final = frozenset({b"TIME", b"INFO", b"SCRIPT"})
 _NOT_CONNECTED: Final = Failed("LOST", "the node is not connected")
 
-Address = tuple[str, int]
 AnyLink: TypeAlias = "Link | ClusterLink"
+_Range: TypeAlias = tuple[int, int, list[Node]]  # first and last slot, their master and its replicas
 
 
 class ClusterLink:
-    """A `Link` to every master. `home_key` decides which node answers commands without a key."""
+    """A `Link` to every master, or to the home key's alone, found by any of the nodes that the address names.
 
-    def __init__(self, url: str, socket_timeout_s: float, name: str, home_key: str) -> None:
-        self._url = url
+    The home key's node also answers commands without a key.
+    """
+
+    def __init__(
+        self, address: Address, socket_timeout_s: float, name: str, home_key: str, *, only_home: bool = False
+    ) -> None:
+        self._address = address
+        self._home_key = home_key
+        self._only_home = only_home
         self._socket_timeout_s = socket_timeout_s
         self._name = name
         self._home_slot = slot_of(home_key)
-        self._seed = Link(url, socket_timeout_s, name)
-        self._links: dict[Address, Link] = {}
+        seeds = [address.at(node) for node in address.nodes] or [address]  # or a node's socket
+        self._seeds = [Link(each, socket_timeout_s, name) for each in seeds]
+        self._others: dict[Node, Link] = {}  # nodes that are only asked for the map when nobody else answers
+        self._map: list[_Range] = []
+        self._refusal = ""  # what a node said instead of telling of its cluster
+        self._links: dict[Node, Link] = {}
         self._gone = 0  # connections of links that are no masters any more
-        self._owners: list[Address | None] = [None] * _NUM_SLOTS
+        self._owners: list[Node | None] = [None] * _NUM_SLOTS
         self._stale = True  # the map of slots is to be read
+        self._next_map_s = 0.0  # not before
         self._sent: list[Link | None] = []  # of the commands under way, which went to which node
         self._single: Link | None = None  # of `send` and `read`
 
     @property
     def is_connected(self) -> bool:
-        """Whether every master is connected (as far as this side knows) and the map of slots is known."""
-        return bool(self._links) and not self._stale and all(link.is_connected for link in self._links.values())
+        """Whether the home key's node is connected (as far as this side knows)."""
+        home = self._owners[self._home_slot]
+        return home is not None and home in self._links and self._links[home].is_connected
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every node that is wanted is connected, and the map of slots is known."""
+        return not self._stale and all(link.is_connected for link in self._links.values())
 
     @property
     def generation(self) -> int:
@@ -59,58 +80,78 @@ class ClusterLink:
     @property
     def last_error(self) -> str:
         """What the last failure was."""
-        return next((link.last_error for link in (*self._links.values(), self._seed) if link.last_error), "")
+        return next((link.last_error for link in self._known() if link.last_error), "")
+
+    def _known(self) -> list[Link]:
+        return [*self._links.values(), *self._others.values(), *self._seeds]
+
+    def for_home(self, name: str) -> ClusterLink:
+        """A link of its own to the home key's node, which knows of all nodes that this one knows of."""
+        made = ClusterLink(self._address, self._socket_timeout_s, name, self._home_key, only_home=True)
+        made._take_map(self._map)
+        return made
 
     def ensure(self) -> bool:
-        """Connect to every master, at most as often as the growing pauses allow. False: not now."""
+        """Connect to the masters, at most as often as the growing pauses allow. False: home is not connected."""
         if not self._ensure_all():
             self._stale = True  # after a failover another node has its slots
-        if self._stale and not self._read_map():
-            return False
-        return self._ensure_all()
+        if self._stale and (now_s := time.monotonic()) >= self._next_map_s:
+            self._next_map_s = now_s + _MAP_PAUSE_S
+            if self._read_map():
+                self._ensure_all()
+        return self.is_connected
 
     def _ensure_all(self) -> bool:
         connected = [link.ensure() for link in self._links.values()]  # all are tried
         return all(connected)
 
     def connect(self) -> None:
-        """Connect to every master. Raises LinkError."""
-        self._seed.connect()
+        """Connect to all that are wanted. Raises LinkError."""
         if not self._read_map():
-            raise LinkError(self.last_error or "the node does not tell of its cluster")
+            raise LinkError(self._refusal or self.last_error or "no node tells of its cluster")
         for link in self._links.values():
             link.connect()
 
     def _read_map(self) -> bool:
-        for link in (*self._links.values(), self._seed):
+        for link in self._known():
             if link.ensure():
                 [reply] = link.exchange([(b"CLUSTER", b"SLOTS")])
-                if not isinstance(reply, Failed) and reply:
-                    self._take_map(reply)
-                    self._seed.close()
+                if isinstance(reply, Failed):
+                    self._refusal = f"{reply.code} {reply.message}"
+                elif reply:
+                    self._take_map(_ranges(reply, link.node[0]))
+                    for each in (*self._others.values(), *self._seeds):
+                        each.close()
                     return True
         return False
 
-    def _take_map(self, reply: list[Any]) -> None:
-        owners: list[Address | None] = [None] * _NUM_SLOTS
-        for first, last, master, *_ in reply:
-            host = master[0].decode() if master[0] else urlsplit(self._url).hostname or ""
-            owners[first : last + 1] = [(host, int(master[1]))] * (last + 1 - first)
-        masters = {owner for owner in owners if owner is not None}
-        for address in set(self._links) - masters:
-            link = self._links.pop(address)
+    def _take_map(self, ranges: list[_Range]) -> None:
+        owners: list[Node | None] = [None] * _NUM_SLOTS
+        for first, last, nodes in ranges:
+            owners[first : last + 1] = nodes[:1] * (last + 1 - first)
+        wanted = owners[self._home_slot : self._home_slot + 1] if self._only_home else owners
+        masters = {owner for owner in wanted if owner is not None}
+        for node in set(self._links) - masters:
+            link = self._links.pop(node)
             self._gone += link.generation
             link.close()
-        for address in masters - set(self._links):
-            self._links[address] = Link(url_at(self._url, address), self._socket_timeout_s, self._name)
-        self._owners = owners
+        for node in masters - set(self._links):
+            self._links[node] = self._link_to(node)
+        others = {node for _, _, nodes in ranges for node in nodes} - masters
+        self._others = {node: self._others.get(node) or self._link_to(node) for node in sorted(others)}
+        self._map, self._owners = ranges, owners
         self._stale = None in owners
+
+    def _link_to(self, node: Node) -> Link:
+        return Link(self._address.at(node), self._socket_timeout_s, self._name)
 
     def _slot_of(self, command: Command) -> int:
         if isinstance(command, bytes):
             return slot_of(hash_tag(command))
         name = cast("bytes", command[0])
-        return self._home_slot if name in _WITHOUT_KEY else slot_of(command[_KEY_AT.get(name, 1)])
+        if name in _WITHOUT_KEY:
+            return self._home_slot
+        return slot_of(command[command.index(b"STREAMS") + 1 if name == b"XREADGROUP" else _KEY_AT.get(name, 1)])
 
     def _link_of(self, command: Command) -> Link | None:
         owner = self._owners[self._slot_of(command)]
@@ -139,13 +180,19 @@ class ClusterLink:
             for link in dict.fromkeys(link for link in self._sent if link is not None)
         }
         outcomes: list[Any] = [_NOT_CONNECTED if link is None else next(replies[link]) for link in self._sent]
-        self._heed(outcomes)
+        self._look_out(outcomes)
         return outcomes[:num_commands]
 
-    def _heed(self, outcomes: list[Any]) -> None:
+    def _look_out(self, outcomes: Sequence[Any]) -> None:
         codes = {outcome.code for outcome in outcomes if isinstance(outcome, Failed)}
         if codes & {"MOVED", "ASK", "CLUSTERDOWN", "LOST"}:
             self._stale = True
+
+    def heed(self, outcomes: Sequence[Any]) -> None:
+        """Do what errors in replies that `read` gave call for."""
+        self._look_out(outcomes)
+        if self._single is not None:
+            self._single.heed(outcomes)
 
     def send(self, command: Command) -> None:
         """Send one command without waiting for its reply. Raises LinkError."""
@@ -158,9 +205,7 @@ class ClusterLink:
         """Read the reply to `send`. Raises LinkError."""
         if self._single is None:
             raise LinkError(_NOT_CONNECTED.message)
-        reply = self._single.read()
-        self._heed([reply])
-        return reply
+        return self._single.read()
 
     def fileno(self) -> int:
         """The socket of the node that `send` went to. Raises LinkError without a connection."""
@@ -169,24 +214,24 @@ class ClusterLink:
         return self._single.fileno()
 
     def nodes(self) -> list[Link]:
-        """The connections to all masters."""
+        """The connections to the masters."""
         return list(self._links.values())
 
     def close(self) -> None:
         """Close all sockets. The next `ensure` makes new connections."""
-        for link in (*self._links.values(), self._seed):
+        for link in self._known():
             with contextlib.suppress(LinkError):
                 link.close()
+
+
+def _ranges(reply: list[Any], asked: str) -> list[_Range]:
+    """What CLUSTER SLOTS says. A node may know its port only: then it is on the host that was asked."""
+    return [
+        (first, last, [(node[0].decode() if node[0] else asked, int(node[1])) for node in nodes])
+        for first, last, *nodes in reply
+    ]
 
 
 def slot_of(key: Arg) -> int:
     """Which of the 16,384 slots a key lies in."""
     return int(key_slot(key if isinstance(key, bytes) else str(key).encode()))
-
-
-def url_at(url: str, address: Address) -> str:
-    """The same address with another host and port."""
-    parts = urlsplit(url)
-    user, at, _ = parts.netloc.rpartition("@")
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return urlunsplit(parts._replace(netloc=f"{user}{at}{host}:{address[1]}"))

@@ -19,9 +19,9 @@ from .command import command
 from .dead import DeadEntry, DeadLetters, Reviver, explained, why_not
 from .exit_codes import CommandError, ExitCode, UsageError
 from .reach import connected
-from .settings import ServerFlags
 from .settings_client import DeadLsFlags, DeadPurgeFlags, DeadRetryFlags, DeadShowFlags
-from .table import table
+from .settings_server import ServerFlags
+from .table import printable, table
 from .units import format_duration
 
 _SHOWN_ALWAYS = (b"id", b"v", b"fp")  # of a job's own fields; the others may hold a prompt
@@ -59,9 +59,9 @@ def show(settings: DeadShowFlags, entry_id: EntryArgument) -> ExitCode:
     if settings.as_json:
         sys.stdout.write(_line({**_head(entry), "retryable": reason is None, "why_not": reason, "fields": fields}))
         return ExitCode.OK
-    rows = [(name, _printable(str(value))) for name, value in _head(entry).items() if value is not None]
-    rows.append(("retryable", "yes" if reason is None else f"no: {_printable(reason)}"))
-    rows += [(f"job's {_printable(each['name'])}", _field_text(each)) for each in fields]
+    rows = [(name, printable(str(value))) for name, value in _head(entry).items() if value is not None]
+    rows.append(("retryable", "yes" if reason is None else f"no: {printable(reason)}"))
+    rows += [(f"job's {printable(each['name'])}", _field_text(each)) for each in fields]
     sys.stdout.write(table(rows))
     return ExitCode.OK
 
@@ -188,7 +188,7 @@ def _head(entry: DeadEntry) -> dict[str, Any]:
 def _row(entry: DeadEntry) -> tuple[str, ...]:
     head = _head(entry)
     values = (head[name] for name in ("entry", "request", "reason", "attempts", "when", "from"))
-    return tuple("-" if value in (None, "") else _printable(str(value)) for value in values)
+    return tuple("-" if value in (None, "") else printable(str(value)) for value in values)
 
 
 def _when(entry: DeadEntry) -> str | None:
@@ -220,12 +220,7 @@ def _field_text(field: dict[str, Any]) -> str:
     if "value" not in field:
         return f"{field['bytes']} bytes"
     value = field["value"]
-    return _printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-
-def _printable(text: str) -> str:
-    """Text that moves no cursor and rings no bell: a dead entry may hold anything."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def _line(document: dict[str, Any]) -> str:

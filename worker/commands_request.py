@@ -19,8 +19,8 @@ from ..clients.steps import CancelOutcome, Policy
 from .command import command
 from .exit_codes import CommandError, ExitCode
 from .reach import check_reachable
-from .settings import ServerFlags
 from .settings_client import CancelFlags, SubmitFlags, TailFlags
+from .settings_server import ServerFlags
 
 _GIVE_UP_S = 10.0  # the server has just answered: whoever types a command does not wait long for it
 PromptArgument = Annotated[str, typer.Argument(metavar="PROMPT", help="the prompt; - reads it from standard input")]

@@ -16,8 +16,8 @@ from ..clients.keys import Keys
 from .command import command
 from .exit_codes import ExitCode
 from .reach import connected
-from .settings import ServerFlags
 from .settings_client import HealthFlags, StatusFlags
+from .settings_server import ServerFlags
 from .status import QueueStatus, WorkerStatus, read_status
 from .table import table
 

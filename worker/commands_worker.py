@@ -9,18 +9,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..clients.address import redact
+from ..clients.keys import Keys
 from .child import ended_in_order
 from .command import command
-from .connection import Link
-from .connection_url import redact
 from .embedded import EmbeddedServer, ServerOptions
-from .errors import LinkError, ServerUnavailableError
 from .exit_codes import ExitCode
 from .extra import require_extra
+from .links import open_link
 from .load_view import load_progress
 from .model_place import DEMO_MODEL, model_place
 from .reach import TIMEOUT_S
-from .server_check import check_server
 from .settings import DemoFlags, WorkerFlags
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ def demo(settings: DemoFlags) -> ExitCode:
 def _serve(settings: WorkerFlags, url: str) -> ExitCode:
     worker_settings = settings.worker_settings(url)
     place = model_place(settings.model, settings.revision)
-    _look_at_server(url)  # before the model is loaded: that takes its time
+    keys = Keys(settings.prefix, settings.queue)
+    open_link(url, TIMEOUT_S, "headrace-check", keys).close()  # before the model is loaded: that takes its time
     from . import service
     from .interpreter import settle_interpreter
     from .log import make_log
@@ -82,25 +82,14 @@ def _load(settings: WorkerFlags, place: str, log: Log) -> tuple[Engine, Tokenize
         "loaded the model",
         model=model.name,
         dtype=str(runner.dtype).removeprefix("torch.") if isinstance(runner, TorchRunner) else "",
-        kv_blocks=runner.num_blocks,
+        kv_blocks=engine.stats().total_blocks,
+        **({"window_blocks": runner.num_window_blocks} if runner.num_window_blocks else {}),
         block_size=runner.block_size,
         max_model_len=engine.max_model_len,
         threads=num_threads,
         seconds=round(time.monotonic() - begun_s, 1),
     )
     return engine, tokenizer, model
-
-
-def _look_at_server(url: str) -> None:
-    """Raises StartupError if the server does not answer, or is none to entrust jobs to."""
-    link = Link(url, TIMEOUT_S, "headrace-check")
-    try:
-        link.connect()
-        check_server(link)
-    except LinkError as error:
-        raise ServerUnavailableError(f"cannot use the server at {redact(url)}: {error}") from error
-    finally:
-        link.close()
 
 
 @contextmanager

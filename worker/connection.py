@@ -13,18 +13,20 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import SystemRandom
 from typing import Any, Final, cast
 
 import hiredis
 from redis import exceptions as redis_errors
-from redis.backoff import NoBackoff
-from redis.connection import Connection, parse_url  # pyright: ignore[reportUnknownVariableType]
-from redis.retry import Retry
 
+from ..clients.address import Address, Node
+from ..clients.connect import make_pool
+from ..clients.tls import tls_hint, tls_trouble
 from . import lua
 from .errors import LinkError
 from .lua import Args, Command
 
+_RANDOM = SystemRandom()
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _READ_BYTES = 1 << 16
@@ -32,8 +34,14 @@ _NOT_ENOUGH: Final = object()
 # The command is not known to have done anything, and the reason passes: the same bytes again are right.
 AGAIN: Final = frozenset(
     {"LOST", "LOADING", "OOM", "READONLY", "MISCONF", "TRYAGAIN", "NOSCRIPT"}
-    | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY"}
+    | {"CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "NOREPLICAS", "BUSY", "UNBLOCKED"}
 )
+_LOCAL: Final = frozenset({"LOST", "MOVED", "ASK", "TRYAGAIN"})
+FORBIDDEN: Final = "NOPERM"
+# How servers say it of a command in a script: Redis 7.0; later ones and Valkey.
+_FORBIDDEN_IN_SCRIPT: Final = ("The user executing the script can't", "ACL failure in script")
+# The node is not, or not yet, the one that takes writes.
+_LEAVE_ON: Final = frozenset({"READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"})
 _hiredis: Any = hiredis  # its types say that a command has one argument
 _pack: Callable[[Args], bytes] = _hiredis.pack_command
 
@@ -46,47 +54,59 @@ class Failed:
     message: str
 
     @property
+    def is_local(self) -> bool:
+        """Whether the reason concerns one slot or one node of a Cluster: elsewhere all goes on."""
+        return self.code in _LOCAL or (self.code == "CLUSTERDOWN" and self.message.startswith("Hash slot"))
+
+    @property
     def again(self) -> bool:
         """Whether to send the same bytes again: it is not known that anything was done, and the reason passes."""
         return self.code in AGAIN
 
 
+def as_failed(error: str) -> Failed:
+    """An error of the server in its parts."""
+    code, _, message = error.partition(" ")
+    return Failed(FORBIDDEN if message.startswith(_FORBIDDEN_IN_SCRIPT) else code, message)
+
+
 class _ReplyError(Exception):
     """An error as hiredis hands it out; never raised."""
 
-    def outcome(self) -> Failed:
-        code, _, message = str(self).partition(" ")
-        return Failed(code, message)
+
+# What an address may say of a client or a pool, or against what is decided here.
+_NOT_OURS: Final = (
+    "retry_on_timeout",
+    "retry_on_error",
+    "decode_responses",
+    "health_check_interval",
+    "max_connections",
+)
 
 
-def make_connection(url: str, socket_timeout_s: float, name: str) -> Any:
-    """An unconnected connection of redis-py that never retries."""
-    options = cast("dict[str, Any]", parse_url(url))
-    kind = options.pop("connection_class", Connection)
-    # what an address may say of a client or a pool, or against what is decided here
-    for other in ("retry_on_timeout", "retry_on_error", "decode_responses", "health_check_interval"):
-        options.pop(other, None)
-    for other in ("max_connections", "timeout"):
-        options.pop(other, None)
-    options.update(
-        socket_timeout=socket_timeout_s,
-        socket_connect_timeout=socket_timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-        client_name=name,
-    )
-    return kind(**options)
+def _options(address: Address, socket_timeout_s: float, name: str) -> dict[str, Any]:
+    return {
+        **{option: value for option, value in address.options.items() if option not in _NOT_OURS},
+        "socket_timeout": socket_timeout_s,
+        "socket_connect_timeout": socket_timeout_s,
+        "protocol": 2,
+        "client_name": name,
+    }
 
 
 class Link:
-    """One connection to one server node. Not thread-safe: each thread has its own.
+    """One connection to one server, or to the master that sentinels name. Not thread-safe: each thread has its own.
 
     `generation` counts the connections made so far: whoever sees it change knows that replies may have been lost and
     that the server may be another one.
     """
 
-    def __init__(self, url: str, socket_timeout_s: float, name: str) -> None:
-        self._connection = make_connection(url, socket_timeout_s, name)
+    def __init__(self, address: Address, socket_timeout_s: float, name: str) -> None:
+        self._pool = make_pool(address, _options(address, socket_timeout_s, name))  # a connection only borrows it
+        self._connection = cast("Any", self._pool.make_connection())
+        # A master without replicas may be one that sentinels have given up.
+        self._leave_on = _LEAVE_ON | {"NOREPLICAS"} if address.kind == "sentinel" else _LEAVE_ON
+        self._is_elsewhere = False  # somebody has seen that the name leads to another node now
         self._socket: socket.socket | None = None
         self._reader = _new_reader()
         self._scripts_loaded = False
@@ -100,8 +120,25 @@ class Link:
         """Whether a socket is open (as far as this side knows)."""
         return self._socket is not None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every node is connected: there is one."""
+        return self.is_connected
+
+    @property
+    def node(self) -> Node:
+        """Host and port of the server; empty for a socket."""
+        return str(getattr(self._connection, "host", "")), int(getattr(self._connection, "port", 0) or 0)
+
+    def leave(self) -> None:
+        """Have the next `ensure` make a new connection. Any thread may call it."""
+        self._is_elsewhere = True
+
     def ensure(self) -> bool:
         """Connect if need be, at most as often as the growing pause allows. False: not now."""
+        if self._is_elsewhere:
+            self._is_elsewhere = False
+            self.close()
         if not self.is_connected and time.monotonic() < self._next_try_s:
             return False
         try:
@@ -119,7 +156,7 @@ class Link:
                 self._connection.connect()
             except (redis_errors.RedisError, OSError) as error:
                 self.close()
-                raise LinkError(str(error)) from error
+                raise LinkError(tls_trouble(error) or tls_hint(error) or str(error)) from error
             self._socket = self._connection._sock  # redis-py has no public way to it
             self._reader = _new_reader()
             self.generation += 1
@@ -156,21 +193,23 @@ class Link:
                 outcomes.append(read())  # noqa: PERF401  those before a failure are kept
         except LinkError as error:
             outcomes += [Failed("LOST", str(error))] * (num_commands - len(outcomes))
-        self._heed(outcomes)
+        self.heed(outcomes)
         return outcomes
 
-    def _heed(self, outcomes: list[Any]) -> None:
+    def heed(self, outcomes: Sequence[Any]) -> None:
+        """Do what errors of the server call for. `exchange` does it by itself, `read` does not."""
         codes = {outcome.code for outcome in outcomes if isinstance(outcome, Failed)}
         if "NOSCRIPT" in codes:
             self._scripts_loaded = False
-        if codes & {"READONLY", "LOADING"}:
+        if codes & self._leave_on:
             # After a failover the name may lead to another node; a server that loads is asked again after a pause.
             self._back_off(" ".join(sorted(codes)))
 
     def _back_off(self, reason: str) -> None:
         self.last_error = reason
         self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        self._next_try_s = time.monotonic() + self._pause_s
+        # not all at once, when a server comes back to a thousand workers
+        self._next_try_s = time.monotonic() + self._pause_s * _RANDOM.uniform(0.5, 1.0)
         self.close()
 
     def send(self, *commands: Command) -> None:
@@ -189,7 +228,7 @@ class Link:
         while reply is _NOT_ENOUGH:
             self._receive()
             reply = self._reader.gets()
-        return reply.outcome() if type(reply) is _ReplyError else reply
+        return as_failed(str(reply)) if type(reply) is _ReplyError else reply
 
     def _receive(self) -> None:
         try:

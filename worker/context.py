@@ -14,6 +14,7 @@ from .held import Memory
 from .lease import Leases
 from .log import Counters, Log
 from .options import WorkerSettings
+from .rights import Alarms
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class Context:
     worker: str  # its name: of its consumer, its hash and in `started`
     model: ModelInfo
     log: Log
+    alarms: Alarms
     counters: Counters
     clock: ServerClock
     leases: Leases

@@ -25,7 +25,9 @@ from .exit_codes import CommandError, ExitCode, UsageError
 
 TOLD: Final = ("reason", "error", "attempts", "worker", "from")  # what a worker puts behind the job's own fields
 _ENTRY_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
-_PER_READ = 16  # payloads may be large
+_MOST_PER_READ = 256
+_BYTES_PER_READ = 1 << 20  # payloads may be large: more than this is not asked for again in one go
+_PER_TRIM = 100  # a server does nothing else while it trims
 _GIVE_UP_S = 10.0
 
 
@@ -84,27 +86,28 @@ class DeadLetters:
 
     def newest(self, limit: int) -> Iterator[DeadEntry]:
         """At most `limit` entries, the newest first."""
-        end = "+"
-        while limit > 0:
-            rows = self._run("XREVRANGE", self._keys.dead, end, "-", "COUNT", min(limit, _PER_READ))
-            for row in rows:
+        for rows in self._pages("XREVRANGE", "+", "-"):
+            for row in rows[:limit]:
                 yield _entry(row)
-            if not rows:
-                return
             limit -= len(rows)
-            end = f"({rows[-1][0].decode()}"
+            if limit <= 0:
+                return
 
     def all_of_now(self) -> Iterator[DeadEntry]:
         """Every entry that is there now, the oldest first; not what is added while this goes on."""
         last = self._run("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
-        start = "-"
-        while last:
-            rows = self._run("XRANGE", self._keys.dead, start, last[0][0], "COUNT", _PER_READ)
-            if not rows:
-                return
+        for rows in self._pages("XRANGE", "-", last[0][0]) if last else ():
             for row in rows:
                 yield _entry(row)
+
+    def _pages(self, command: str, start: str, end: str | bytes) -> Iterator[list[Any]]:
+        """What lies between two ids, a few entries at a time where they are large, and many where they are small."""
+        count = 1
+        while rows := self._run(command, self._keys.dead, start, end, "COUNT", count):
+            yield rows
             start = f"({rows[-1][0].decode()}"
+            mean_bytes = 1 + sum(len(part) for _, flat in rows for part in flat) // len(rows)
+            count = max(1, min(2 * count, _MOST_PER_READ, _BYTES_PER_READ // mean_bytes))
 
     def find(self, entry_id: str) -> DeadEntry:
         """One entry. Raises UsageError for what is no entry's id, CommandError (NO_ANSWER) if there is none of it."""
@@ -133,7 +136,11 @@ class DeadLetters:
 
     def remove_below(self, bound: str) -> int:
         """Remove every entry whose id is below `bound`; how many."""
-        return int(self._run("XTRIM", self._keys.dead, "MINID", bound))
+        num_gone = 0
+        # Whole nodes of the stream, some at a time; then what is left to remove is part of one.
+        while num := int(self._run("XTRIM", self._keys.dead, "MINID", "~", bound, "LIMIT", _PER_TRIM)):
+            num_gone += num
+        return num_gone + int(self._run("XTRIM", self._keys.dead, "MINID", bound))
 
 
 class Reviver:

@@ -32,6 +32,8 @@ class ExitCode(IntEnum):
     REFUSED = 13
     UNHEALTHY = 14
     DEMO_FAILED = 15
+    WARNINGS_FOUND = 16
+    ERRORS_FOUND = 17
     INTERRUPTED = 130
     BROKEN_PIPE = 141
     TERMINATED = 143
@@ -58,6 +60,8 @@ _MEANINGS = {
     ExitCode.REFUSED: "the job was not taken: invalid, the id names another request, or the queue is full",
     ExitCode.UNHEALTHY: "`health`: no worker consumes, or it makes no progress",
     ExitCode.DEMO_FAILED: "`demo`: a request did not end as it should",
+    ExitCode.WARNINGS_FOUND: "`doctor`: found something to look at, and no error",
+    ExitCode.ERRORS_FOUND: "`doctor`: found an error: jobs are not served, may be lost, or are answered wrongly",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C (128 + SIGINT)",
     ExitCode.BROKEN_PIPE: "whoever read the output went away (128 + SIGPIPE)",
     ExitCode.TERMINATED: "ended by SIGTERM before a worker began to serve (128 + SIGTERM)",

@@ -48,6 +48,8 @@ class Channel:
     writer: Writer
     flag_seen_s: float = 0.0  # monotonic time at which a reply last told whether the request is cancelled
     renewals: int = -1  # of the lease, when the stream's TTL was last set; -1: not since `started`
+    not_before_s: float = 0.0  # monotonic time; until then nothing is sent, for its slot or node could take nothing
+    pause_s: float = 0.0  # how long that was the last time; 0: all is well
     frame_head: bytes = field(init=False)  # what each of its appends begins with on the wire
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class Held:
     channel: Channel | None = None
     answer: Answer | None = None
     dead: ErrorInfo | None = None  # the acknowledgement copies the job to the dead-letter stream
-    is_new: bool = False  # delivered for the first time, to this worker
+    is_new: bool = False  # delivered for the first time, and its stream not asked about yet
     released: bool = False  # `released` is written: hand back once it is in
     deadline_ms: int | None = None  # server's clock
     flush_at_s: float = 0.0  # monotonic time before which what is held back of its tokens stays so

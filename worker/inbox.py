@@ -15,7 +15,7 @@ from ..clients.keys import GROUP
 from . import lua
 from .batch import Batch
 from .clock import server_s
-from .connection import Failed
+from .connection import FORBIDDEN, Failed, as_failed
 from .context import Context
 from .held import Held, new_held
 from .lua import Args
@@ -72,20 +72,26 @@ class Inbox:
     def _taken(self, streams: tuple[str, ...], sent_s: float, outcome: Any) -> None:
         if isinstance(outcome, Failed):
             self._context.reconcile = True  # what it has taken is in the own pending list
+            self._not_taken("any", outcome)
             return
         self.took_nothing = True
         for index, entries in cast("list[tuple[int, Any]]", outcome):
             if isinstance(entries, bytes):
-                self._take_failed(streams[index - 1], entries.decode("utf-8", "replace"))
+                self._not_taken(streams[index - 1], as_failed(entries.decode("utf-8", "replace")))
             elif entries:
                 self.took_nothing = False
                 self.deliver(streams[index - 1], entries, sent_s)
 
-    def _take_failed(self, stream: str, error: str) -> None:
-        if error.startswith("NOGROUP"):
+    def _not_taken(self, stream: str, failed: Failed) -> None:
+        if failed.code == "NOGROUP":
             self.groups_missing = True
+        if failed.code == "NOGROUP" or failed.again:
+            return
+        self._pause()
+        if failed.code == FORBIDDEN:
+            self._context.alarms.forbidden({failed.code: failed.message})
         else:
-            self._pause()
+            error = f"{failed.code} {failed.message}"
             self._context.log.error("cannot take from a stream of jobs", stream=stream, error=error)
 
     def _pause(self) -> None:
@@ -106,11 +112,8 @@ class Inbox:
     def blocking_taken(self, outcome: Any, sent_s: float) -> None:
         """Take the reply to `blocking_take`, which was sent at monotonic `sent_s`."""
         if isinstance(outcome, Failed):
-            if outcome.code == "NOGROUP":
-                self.groups_missing = True
-            elif not outcome.again:
-                self._pause()
             self._context.reconcile = True
+            self._not_taken("any", outcome)
             return
         for stream, entries in outcome or ():
             self.deliver(stream.decode(), entries, sent_s)

@@ -19,9 +19,9 @@ from . import lua
 from .clock import ServerClock
 from .cluster import AnyLink
 from .connection import Failed
-from .log import Log
 from .lua import Args
 from .options import WorkerSettings
+from .rights import Alarms
 
 _IDS_PER_SCRIPT = 100  # a script holds the server for as long as it runs
 
@@ -108,17 +108,17 @@ class LeaseThread:
         leases: Leases,
         settings: WorkerSettings,
         worker: str,
-        log: Log,
         *,
         clock: ServerClock,
         heartbeat: Callable[[bool], Args],
         wake: Callable[[], None],
+        alarms: Alarms,
     ) -> None:
         self._link = link
+        self._alarms = alarms
         self._leases = leases
         self._settings = settings
         self._worker = worker
-        self._log = log
         self._clock = clock
         self._heartbeat = heartbeat  # the command that writes the worker's hash; told whether the loop is stalled
         self._wake = wake
@@ -154,7 +154,7 @@ class LeaseThread:
         """One renewal of everything. False: try again soon."""
         stalled = self._leases.stalled(now_s)
         if stalled:
-            self._log.error("the step loop makes no progress: leases are not renewed", worker=self._worker)
+            self._alarms.stalled()
         if not self._link.ensure():
             return False
         batches = [] if stalled else self._batches()
@@ -163,6 +163,7 @@ class LeaseThread:
         sent_s = time.monotonic()
         outcomes: list[Any] = self._link.exchange(commands)
         self._clock.set(outcomes[-1], sent_s)
+        self._alarms.forbidden({each.code: each.message for each in outcomes if isinstance(each, Failed)})
         done = not stalled and not isinstance(outcomes[-1], Failed)
         for (stream, ids), outcome in zip(batches, outcomes, strict=False):
             if not isinstance(outcome, Failed):

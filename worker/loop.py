@@ -148,9 +148,10 @@ class Loop:
             return False
         codes = batch.finish(self._link)
         self._outbox.sent()
-        self._context.reconcile = self._context.reconcile or bool(codes - {"NOGROUP", "NOSCRIPT", "BUSYGROUP"})
+        self._context.reconcile = self._context.reconcile or bool(codes.keys() - {"NOGROUP", "NOSCRIPT", "BUSYGROUP"})
+        self._context.alarms.forbidden(codes)
         self._settler.settle()
-        return not codes & AGAIN
+        return not codes.keys() & AGAIN
 
     def _exchange(self, *, first: bool) -> None:
         """Round trips until nothing is left to send, or nothing of which a step need not wait."""
@@ -177,7 +178,9 @@ class Loop:
         self._inbox.groups_missing = True
 
     def _collect(self, batch: Batch, *, first: bool) -> None:
-        self._outbox.collect(batch, first=first)
+        if not self._drain.is_on and not self._outbox.is_blocked:
+            self._beginner.begin_new()
+        self._outbox.collect(batch, first=first, is_whole=self._link.is_whole)
         if first and self._inbox.groups_missing:
             self._inbox.collect_groups(batch)
         if not self._outbox.is_blocked:

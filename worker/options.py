@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..clients.address import parse_address
+
 HOUR_S = 3600.0
 LONGEST_FLUSH_INTERVAL_S = 10.0  # readers give up on a stream that is silent for too long
 
@@ -38,6 +40,7 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         """Refuse what could not take effect."""
+        parse_address(self.url)
         positive = ("lease_s", "watchdog_s", "result_ttl_s", "block_s", "cancel_poll_s", "socket_timeout_s")
         for name in positive:
             if getattr(self, name) <= 0:

@@ -38,6 +38,7 @@ class Outbox:
         self._repaired: list[tuple[float, Channel]] = []
         self._pause_s = 0.0
         self._not_before_s = 0.0
+        self._last_not_before_s = 0.0  # the same for what comes last, acknowledgements and hand-backs
         self._refused = False  # the server did not take a write of the pipeline whose outcomes come in
         self._verified = True  # what the server has of all chains is known: acknowledgements may go out
         self._trouble = False  # a writer may have come to an end that is not its own
@@ -85,29 +86,46 @@ class Outbox:
 
     def reconnected(self) -> None:
         """The connection is a new one: the last entry of everything kept is sent again, before any acknowledgement."""
-        for held in self._context.memory:
-            if held.channel is not None:
-                held.channel.writer.reconnected()
-        for _, channel in self._kept:
+        self._last_not_before_s = 0.0
+        held = [held.channel for held in self._context.memory if held.channel is not None]
+        for channel in (*held, *[channel for _, channel in self._kept]):
             channel.writer.reconnected()
+            channel.not_before_s = channel.pause_s = 0.0
+        self._keep_longer()
         self._repaired = list(self._kept)
         self._verified = False
+
+    def _keep_longer(self) -> None:
+        """What was still kept when the connection was lost is kept for a lease again, unless it expires before."""
+        settings, now_s = self._context.settings, time.monotonic()
+        longest_s = settings.result_ttl_s - self._keep_s
+        self._kept = deque(
+            (max(until_s, min(now_s + self._keep_s, until_s + longest_s)), channel) for until_s, channel in self._kept
+        )
+
+    @property
+    def _keep_s(self) -> float:
+        """How long ended ones are kept: what has expired by itself is not written again."""
+        return min(self._context.settings.lease_s, self._context.settings.result_ttl_s)
 
     def take_trouble(self) -> bool:
         """Whether, since this was asked last, a writer may have come to an end that is not its own."""
         trouble, self._trouble = self._trouble, False
         return trouble
 
-    def collect(self, batch: Batch, *, first: bool = True) -> None:
+    def collect(self, batch: Batch, *, first: bool = True, is_whole: bool = True) -> None:
         """Add what is due to an empty pipeline.
 
         Where it is not the first of a turn, only what begins, ends or is repaired can have become due since.
+        `is_whole`: every node is there; one that comes back may have lost the end of what is kept.
         """
         now_s = time.monotonic()
+        while is_whole and self._kept and self._kept[0][0] <= now_s:
+            self._kept.popleft()
         if now_s < self._not_before_s:
             return
         memory, leases = self._context.memory, self._context.leases
-        appends = _Appends(batch)
+        appends = _Appends(batch, now_s)
         for held in memory if first else memory.at(Stage.START, Stage.END):
             if (channel := held.channel) is not None:
                 # who may publish may begin
@@ -119,14 +137,12 @@ class Outbox:
         self._trouble = self._trouble or appends.asks
         batch.add_run(appends.commands, partial(self._appended, appends.sent))
         self._verified = (self._verified or first) and appends.verified
-        if self._verified:
+        if self._verified and now_s >= self._last_not_before_s:
             self._collect_last(batch)
         if first and not len(batch):
             self._pause_s, self.out_of_memory = 0.0, False  # nothing is held up
 
     def _collect_repairs(self, appends: _Appends, now_s: float) -> None:
-        while self._kept and self._kept[0][0] <= now_s:
-            self._kept.popleft()
         self._repaired = [each for each in self._repaired if each[0] > now_s and each[1].writer.to_repair]
         for _, channel in self._repaired:
             appends.collect(channel, True)
@@ -143,8 +159,11 @@ class Outbox:
         for (channel, append), outcome in zip(sent, outcomes, strict=True):
             if isinstance(outcome, Failed):
                 self._note(outcome)
+                if outcome.is_local and now_s >= channel.not_before_s:
+                    channel.pause_s = _longer(channel.pause_s)
+                    channel.not_before_s = now_s + channel.pause_s
             else:
-                self.out_of_memory, self._pause_s = False, 0.0
+                self.out_of_memory, self._pause_s, channel.pause_s = False, 0.0, 0.0
                 if outcome[0] == 1:
                     channel.flag_seen_s = now_s
             if append.again:
@@ -161,15 +180,15 @@ class Outbox:
             self._pause_s = 0.0
             return True
         self.out_of_memory = self.out_of_memory or outcome.code == "OOM"
-        # A lost connection has a pause of its own, and a missing script is loaded at once.
-        self._refused = self._refused or (outcome.again and outcome.code not in {"LOST", "NOSCRIPT"})
+        # A missing script is loaded at once.
+        self._refused = self._refused or (outcome.again and not outcome.is_local and outcome.code != "NOSCRIPT")
         return False
 
     def sent(self) -> None:
         """All outcomes of a pipeline are in: after writes that the server did not take, pause."""
         if self._refused:
             self._refused = False
-            self._pause_s = min(max(self._pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            self._pause_s = _longer(self._pause_s)
             self._not_before_s = time.monotonic() + self._pause_s
             self._context.counters.out_of_memory += self.out_of_memory
 
@@ -178,13 +197,13 @@ class Outbox:
     def _collect_last(self, batch: Batch) -> None:
         context = self._context
         for held in context.memory.at(Stage.ACKNOWLEDGE):
-            if held.channel is not None and not held.channel.writer.complete:
-                continue  # a failover took the end of the stream back: it is being written again
+            if held.channel is not None and not held.channel.writer.is_settled:
+                continue  # a failover may have taken the end of the stream back: it is being written again
             keys = (held.ref.key, context.keys.dead)
             args = (context.worker, held.ref.entry_id, *self._dead_fields(held))
             batch.add(lua.call(lua.ACKNOWLEDGE, keys, args), partial(self._acknowledged, held))
         for held in context.memory.at(Stage.HAND_BACK):
-            if held.channel is not None and not held.channel.writer.complete:
+            if held.channel is not None and not held.channel.writer.is_settled:
                 continue
             args = (context.worker, held.ref.entry_id, HANDED_BACK_IDLE_MS)
             batch.add(lua.call(lua.HAND_BACK, (held.ref.key,), args), partial(self._handed_back, held))
@@ -218,6 +237,8 @@ class Outbox:
         """Whether an outcome is none. After an error that does not pass the entry is left pending."""
         if self._note(outcome):
             return False
+        if outcome.is_local:
+            self._last_not_before_s = time.monotonic() + _FIRST_PAUSE_S
         if not outcome.again:
             log = self._context.log
             log.error("cannot be acknowledged", request=held.request_id, job=held.ref.entry_id, error=outcome.code)
@@ -227,9 +248,7 @@ class Outbox:
 
     def _done(self, held: Held) -> None:
         if held.channel is not None and held.channel.writer.state is WriterState.OPEN:
-            settings = self._context.settings
-            keep_s = min(settings.lease_s, settings.result_ttl_s)  # what has expired by itself is not written again
-            self._kept.append((time.monotonic() + keep_s, held.channel))
+            self._kept.append((time.monotonic() + self._keep_s, held.channel))
         self._context.memory.drop(held)
 
     def acknowledge(self, held: Held, dead: ErrorInfo | None = None) -> None:
@@ -238,18 +257,25 @@ class Outbox:
         held.stage = Stage.ACKNOWLEDGE
 
 
+def _longer(pause_s: float) -> float:
+    return min(max(pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+
+
 class _Appends:
     """The due entries of all channels, on their way into one pipeline."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, now_s: float) -> None:
         self._batch = batch
+        self._now_s = now_s
         self.commands: list[lua.Command] = []
         self.sent: list[tuple[Channel, Append]] = []  # one for each of the commands
-        self.verified = True  # whether the last entries of all that was collected are known to be in
+        self.verified = True  # whether the last entries of all that can be written to are known to be in
         self.asks = False  # whether anybody's entries are to be read back
 
     def collect(self, channel: Channel, may_write: bool) -> None:
         """Add what is due of one channel."""
+        if channel.not_before_s > self._now_s:
+            return
         writer = channel.writer
         if writer.in_doubt:
             self.verified = self.verified and not writer.probing

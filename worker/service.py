@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..clients.address import parse_address
 from ..clients.keys import Keys
 from ..engine.types import ModelInfo, Tokenizer
 from . import lua
@@ -31,6 +32,7 @@ from .loop import Loop, Parts
 from .options import WorkerSettings
 from .outbox import Outbox
 from .prepare import PreparePool
+from .rights import Alarms
 from .running import Running
 from .settle import Settler
 from .start import Starter
@@ -89,12 +91,14 @@ class Service:
         self._control = control or Control()
         self._started: _Started | None = None
         leases = Leases(settings)
+        log, worker = log or make_log(), worker_name()
         self.context = Context(
             settings=settings,
             keys=Keys(settings.prefix, settings.queue),
-            worker=worker_name(),
+            worker=worker,
             model=model_info,
-            log=log or make_log(),
+            log=log,
+            alarms=Alarms(log, worker, parse_address(settings.url).user),
             counters=Counters(),
             clock=ServerClock(),
             leases=leases,
@@ -157,10 +161,10 @@ class Service:
                 context.leases,
                 settings,
                 context.worker,
-                context.log,
                 clock=context.clock,
                 heartbeat=Heartbeat(context, drain).command,
                 wake=control.wake,
+                alarms=context.alarms,
             ),
             loop=Loop(context, engine, control, links.writing, parts),
         )

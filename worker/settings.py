@@ -5,24 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_settings import NoDecode
 
 from ..engine.types import EngineConfig
-from .connection_url import DEFAULT_URL, check_url, with_password
 from .exit_codes import UsageError
 from .flags import Flag, FlagSettings
 from .options import LONGEST_FLUSH_INTERVAL_S, WorkerSettings
+from .settings_server import ServerFlags
 from .units import parse_duration_s, parse_size_bytes
 
 _ENGINE = EngineConfig()
 _WORKER = WorkerSettings()
-NAME_RULE = "1 to 64 characters of A–Z a–z 0–9 _ . -"
 DURATION_RULE = "a duration such as 30s, 5m or 250ms"
 
 Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
-Url = Annotated[SecretStr, AfterValidator(lambda url: SecretStr(check_url(url.get_secret_value())))]
 Count = Annotated[int, Field(ge=1)]
 # On the command line the flag may be repeated; its variable holds one text (NoDecode: not a JSON list).
 Texts = Annotated[
@@ -39,38 +36,6 @@ _REVISION_FLAG = Flag(
     "revision of a model of the hub", "a branch, a tag or a commit", metavar="REVISION", default="its main branch"
 )
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]{0,199}$")]
-_URL_FLAG = Flag(
-    "server to use; `rediss://` is TLS, `unix:///path` a socket",
-    "redis://[[user]:password@]host[:port][/db], rediss://… or unix:///path",
-    metavar="URL",
-    panel="Server",
-    default=DEFAULT_URL,
-)
-
-
-class ServerFlags(FlagSettings):
-    """Which server, and which queue on it."""
-
-    redis_url: Annotated[Url | None, _URL_FLAG] = None
-    redis_password_file: Annotated[
-        Path | None,
-        Flag("file that holds the server's password", "a file that can be read", metavar="FILE", panel="Server"),
-    ] = None
-    queue: Annotated[Name, Flag("queue", NAME_RULE, metavar="NAME", panel="Server")] = "default"
-    prefix: Annotated[Name, Flag("what all keys begin with", NAME_RULE, metavar="NAME", panel="Server")] = "headrace"
-
-    def url(self) -> str:
-        """The server's address with its password. Raises UsageError if the password's file cannot be used."""
-        url = self.redis_url.get_secret_value() if self.redis_url else DEFAULT_URL
-        if self.redis_password_file is None:
-            return url
-        try:
-            password = self.redis_password_file.read_text().strip("\r\n")
-            return with_password(url, password)
-        except OSError as error:
-            raise UsageError(f"--redis-password-file {self.redis_password_file}: {error.strerror}") from error
-        except ValueError as error:
-            raise UsageError(f"--redis-password-file and --redis-url: {error}; give one of them") from error
 
 
 class EngineFlags(FlagSettings):
@@ -108,7 +73,12 @@ class EngineFlags(FlagSettings):
     ] = "auto"
     num_kv_blocks: Annotated[
         Count | None,
-        Flag("blocks of the KV cache", "an integer from 1", panel="Engine", default="as many as fit"),
+        Flag(
+            "blocks of the KV cache; layers with a window get no more of them than they can use",
+            "an integer from 1",
+            panel="Engine",
+            default="as many as fit",
+        ),
     ] = None
     block_size: Annotated[Count, Flag("tokens per block of the KV cache", "an integer from 1", panel="Engine")] = (
         _ENGINE.block_size
@@ -241,7 +211,7 @@ class WorkerFlags(ServerFlags, EngineFlags):
 
     @model_validator(mode="after")
     def _one_server(self) -> Self:
-        if self.embedded and (self.redis_url or self.redis_password_file):
+        if self.embedded and self.names_server:
             raise ValueError(
                 "--embedded (HEADRACE_EMBEDDED) and --redis-url (HEADRACE_REDIS_URL) exclude each other: "
                 "the embedded server has an address of its own"

@@ -7,7 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from .flags import Flag, FlagSettings
-from .settings import DURATION_RULE, Count, Seconds, ServerFlags, Texts
+from .options import HOUR_S, WorkerSettings
+from .settings import DURATION_RULE, Count, Seconds, Texts
+from .settings_server import ServerFlags
+
+_WORKER = WorkerSettings()
 
 AsJson = Annotated[
     bool,
@@ -87,6 +91,26 @@ class HealthFlags(ServerFlags):
     )
 
 
+class DoctorFlags(ServerFlags):
+    """`headrace doctor`."""
+
+    lease: Annotated[
+        Seconds,
+        Field(gt=0),
+        Flag("lease of the queue's workers, where none is there to say it", DURATION_RULE, metavar="DURATION"),
+    ] = _WORKER.lease_s
+    queue_ttl: Annotated[
+        Seconds,
+        Field(gt=HOUR_S),
+        Flag("life of a request that has not ended, as the workers have it", f"{DURATION_RULE}, above 1h", "DURATION"),
+    ] = _WORKER.queue_ttl_s
+    max_keys: Annotated[Count, Flag("keys that the server walks by to find ours", "an integer from 1")] = 20_000
+    max_time: Annotated[
+        Seconds, Field(gt=0), Flag("longest time for looking at keys", DURATION_RULE, metavar="DURATION")
+    ] = 5.0
+    as_json: AsJson = False
+
+
 class DeadLsFlags(ServerFlags):
     """`headrace dead ls`."""
 
@@ -123,6 +147,6 @@ class DeadPurgeFlags(ServerFlags):
 
 
 CLIENT_FLAGS: tuple[type[FlagSettings], ...] = (
-    *(SubmitFlags, TailFlags, CancelFlags, StatusFlags, HealthFlags),
+    *(SubmitFlags, TailFlags, CancelFlags, StatusFlags, HealthFlags, DoctorFlags),
     *(DeadLsFlags, DeadShowFlags, DeadRetryFlags, DeadPurgeFlags),
 )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import redis
 
-from ..clients.keys import GROUP, PRIORITIES, Keys
+from ..clients.keys import GROUP, PRIORITIES, Keys, is_valid_id
 
 HANDED_BACK = "-"  # the consumer to which a draining worker gives what it has not finished
 
@@ -63,20 +63,25 @@ def read_status(client: redis.Redis, keys: Keys) -> QueueStatus:
     run = cast(Any, client).execute_command
     seconds, microseconds = (int(part) for part in run("TIME"))
     now_ms = seconds * 1000 + microseconds // 1000
-    lines: list[LineStatus] = []
+    lines = tuple(_read_line(run, keys.jobs(priority), priority, now_ms) for priority in PRIORITIES)
+    shown = tuple(each for each in read_workers(client, keys) if each.pending or each.fields)
+    return QueueStatus(keys.prefix, keys.queue, lines, shown, int(run("XLEN", keys.dead)))
+
+
+def read_workers(client: redis.Redis, keys: Keys) -> tuple[WorkerStatus, ...]:
+    """Every consumer of the queue, also those without a sign of life and without a job. Raises redis.RedisError."""
     pending: dict[str, int] = {}
-    for priority in PRIORITIES:
-        key = keys.jobs(priority)
-        lines.append(_read_line(run, key, priority, now_ms))
-        for consumer in _info(run, "CONSUMERS", key):
-            name = consumer["name"].decode()
-            pending[name] = pending.get(name, 0) + consumer["pending"]
-    workers = [
-        WorkerStatus(name, count, {} if name == HANDED_BACK else _read_hash(run, keys.worker(name)))
-        for name, count in sorted(pending.items())
-    ]
-    shown = tuple(each for each in workers if each.pending or each.fields)
-    return QueueStatus(keys.prefix, keys.queue, tuple(lines), shown, int(run("XLEN", keys.dead)))
+    for key in keys.all_jobs:
+        for consumer in _info(cast(Any, client).execute_command, "CONSUMERS", key):
+            name = _text(consumer["name"])
+            pending[name] = pending.get(name, 0) + int(consumer["pending"])
+    names = sorted(pending)
+    with_hash = [name for name in names if name != HANDED_BACK and is_valid_id(name)]  # anybody may add a consumer
+    pipeline: Any = cast(Any, client).pipeline(transaction=False)
+    for name in with_hash:
+        pipeline.hgetall(keys.worker(name))
+    fields = {name: _as_fields(reply) for name, reply in zip(with_hash, pipeline.execute(), strict=True)}
+    return tuple(WorkerStatus(name, pending[name], fields.get(name, {})) for name in names)
 
 
 def _read_line(run: Any, key: str, priority: str, now_ms: int) -> LineStatus:
@@ -97,10 +102,10 @@ def _info(run: Any, what: str, key: str) -> list[dict[str, Any]]:
         if "no such key" in str(error).lower() or "NOGROUP" in str(error):
             return []  # no job has been added and no worker has started yet
         raise
-    return [{_text(name): value for name, value in _pairs(row)} for row in rows]
+    return [{_text(name): value for name, value in pairs(row)} for row in rows]
 
 
-def _pairs(row: Any) -> list[tuple[Any, Any]]:
+def pairs(row: Any) -> list[tuple[Any, Any]]:
     """A row as redis-py gives it: a map, or names and values in turn."""
     return (
         list(cast(dict[Any, Any], row).items())
@@ -109,8 +114,8 @@ def _pairs(row: Any) -> list[tuple[Any, Any]]:
     )
 
 
-def _read_hash(run: Any, key: str) -> dict[str, str]:
-    return {_text(name): _text(value) for name, value in _pairs(run("HGETALL", key))}
+def _as_fields(reply: Any) -> Mapping[str, str]:
+    return {_text(name): _text(value) for name, value in pairs(reply)}
 
 
 def _text(value: Any) -> str:

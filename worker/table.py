@@ -13,3 +13,8 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         text += "  ".join(cells).rstrip() + "\n"
     return text
+
+
+def printable(text: str) -> str:
+    """Text that moves no cursor and rings no bell: names and dead entries may hold anything."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import redis
 
 from ..clients import errors as clients
+from ..clients.address import redact
 from ..engine import errors as engine
 from . import errors as worker
-from .connection_url import redact
 from .exit_codes import CommandError, ExitCode, MissingExtraError
 from .extra import EXTRA_MODULES
 

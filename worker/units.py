@@ -60,3 +60,11 @@ def format_size(num_bytes: int) -> str:
         if num_bytes and num_bytes % _BYTES[unit] == 0:
             return f"{num_bytes // _BYTES[unit]}{name}"
     return str(num_bytes)
+
+
+def show_bytes(num_bytes: float) -> str:
+    """For people: `812 B`, `1.4 KiB`, `3.2 GiB`."""
+    for unit, name in (("gib", "GiB"), ("mib", "MiB"), ("kib", "KiB")):
+        if num_bytes >= _BYTES[unit]:
+            return f"{num_bytes / _BYTES[unit]:.1f} {name}"
+    return f"{num_bytes:.0f} B"

@@ -58,6 +58,7 @@ class Waiter:
             outcome = self._link.read()
         except LinkError as error:
             outcome = Failed("LOST", str(error))
+        self._link.heed([outcome])
         self._inbox.blocking_taken(outcome, sent_s)
 
     def cancel(self) -> None:

@@ -92,6 +92,11 @@ class Writer:
         return self.state is WriterState.OPEN and self.ended and self.confirmed == len(self.payloads)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether it is complete, and nothing has happened since by which the server may have lost its end."""
+        return self.complete and not self.in_doubt
+
+    @property
     def probing(self) -> bool:
         """Whether it is open, after a new connection, what of this chain the server has."""
         return self._probing and self.state is WriterState.OPEN

@@ -24,6 +24,7 @@ from ...kernels.attention import Paging
 from ...kernels.backend import Backend
 from ...kernels.embedding import Asked, Scores
 from ...kernels.forward import Begin, Computed, Finish, Inputs
+from ...kernels.kv_cache import KvCache
 from ...kernels.linear import row_multiple
 from ...kernels.matrix import Matrix
 from ..checkpoint import Progress, hint, is_spare, some, weight_files
@@ -79,12 +80,14 @@ class TransformersPasses:
         self.output = _matrix(weight)
         self.row_multiple = max(row_multiple(_matrix(each)) for each in _products(model, weight))
 
-    def begin(self, cache: torch.Tensor, max_rows: int, max_model_len: int) -> Begin:
+    def begin(self, cache: KvCache, max_rows: int, max_model_len: int) -> Begin:
         """See `Passes`. On the CPU a step is computed at its end, for whoever begins it does not wait."""
         del max_rows, max_model_len
+        (layers,) = cache.groups
 
         def begin(inputs: Inputs, asked: Asked | None) -> Finish:
-            step = PagedStep(self.backend, cache, inputs.paging, inputs.slots, self.kv.head_dim, inputs.positions)
+            ((slots, paging),) = inputs.placements
+            step = PagedStep(self.backend, layers, paging, slots, self.kv.head_dim, inputs.positions)
             return partial(self._compute, step, inputs, asked)
 
         return begin

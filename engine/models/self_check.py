@@ -21,6 +21,7 @@ import torch
 from ...kernels.attention import Paging
 from ...kernels.backend import Backend
 from ...kernels.embedding import Asked
+from ...kernels.kv_cache import Placement, one_group
 from ...kernels.linear import padded_rows
 from ..errors import UnsupportedModelError
 from ..passes import KvShape
@@ -46,8 +47,7 @@ class _Rows:
     num_rows: int
     token_ids: torch.Tensor
     positions: torch.Tensor
-    slots: torch.Tensor
-    paging: Paging
+    placements: tuple[Placement]
 
 
 def self_check(config: TransformersConfig, backend: Backend) -> KvShape:
@@ -163,7 +163,7 @@ def _through_the_cache(passes: TransformersPasses, sequences: list[torch.Tensor]
     """Scores of every position, [length, vocab] of each sequence, computed in steps on a cache of NaN."""
     kv = passes.kv
     cache = torch.full((kv.num_layers, 2, NUM_BLOCKS, BLOCK_SIZE, kv.num_kv_heads, kv.head_dim), float("nan"))
-    begin = passes.begin(cache, padded_rows(sum(LENGTHS), passes.row_multiple), max(LENGTHS))
+    begin = passes.begin(one_group(cache), padded_rows(sum(LENGTHS), passes.row_multiple), max(LENGTHS))
     done, got = [0] * len(sequences), [list[torch.Tensor]() for _ in sequences]
     for counts in STEPS:
         inputs = _rows(passes, sequences, done, counts)
@@ -190,7 +190,5 @@ def _rows(passes: TransformersPasses, sequences: list[torch.Tensor], done: list[
         table[number, : len(blocks)] = torch.tensor(blocks)
     start = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
     kv_len = torch.tensor([at + count for at, count in zip(done, counts, strict=True)], dtype=torch.int32)
-    return _Rows(
-        rows, torch.cat((*tokens, padding)), torch.cat((*positions, padding)), torch.cat((*slots, padding - 1)),
-        Paging(table, start, kv_len),
-    )  # fmt: skip
+    placement = Placement(torch.cat((*slots, padding - 1)), Paging(table, start, kv_len))
+    return _Rows(rows, torch.cat((*tokens, padding)), torch.cat((*positions, padding)), (placement,))

@@ -18,6 +18,7 @@ from ..embedding import Asked, Scores
 from ..experts import Mixture
 from ..forward import Begin, Describe
 from ..gated import ACTIVATIONS, Activation
+from ..kv_cache import KvCache
 from ..kv_layout import cached_head_dim
 from ..large_pages import zeros_in_large_pages
 from ..matrix import Matrix
@@ -48,7 +49,7 @@ class CpuLibrary:
     def record(
         self,
         describe: Describe,
-        cache: torch.Tensor,
+        cache: KvCache,
         tables: Sequence[torch.Tensor],
         max_rows: int,
         dtype: torch.dtype,

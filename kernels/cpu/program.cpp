@@ -9,7 +9,7 @@ enum Kind : int32_t { ROWS_OF, NORM, PRODUCT, GATED_PRODUCT, GATE, ROTATE, ATTEN
 
 // One recorded operation; program.py has the same fields. What a kind does not need is zero.
 struct Operation {
-  int32_t kind, bf16, cache_type, compressed, activation, whole_norm, down_compressed, normalised;
+  int32_t kind, bf16, cache_type, compressed, activation, whole_norm, down_compressed, normalised, group;
   float eps_or_scale, soft_cap, alpha, limit;
   const void *in, *residual, *weight, *bias;
   void *out, *total, *k_cache, *v_cache;
@@ -21,14 +21,21 @@ struct Operation {
   int64_t inputs, outputs, heads, kv_heads, head_dim, rotary_dim, block_size, window;
 };
 
+// Where the rows go, and what they see, in the blocks of one group of layers.
+struct Placement {
+  const int64_t* slots;
+  const int32_t* block_table;
+};
+
 // What changes from one step to the next.
 struct Step {
-  const int64_t *token_ids, *positions, *slots;
-  const int32_t *block_table, *query_start, *kv_len;
+  const int64_t *token_ids, *positions;
+  const int32_t *query_start, *kv_len;
   const void* result;  // [rows, width]
   int32_t* finite;     // 1 beforehand; whether all of the result is
   int64_t rows, sequences, table_width, width;
   int32_t bf16;
+  Placement groups[2];
 };
 
 // Whether no exponent has all its bits set.
@@ -58,13 +65,15 @@ inline Norm of_norm(const Operation& o, const Step& s) {
 }
 
 inline Attention of_attention(const Operation& o, const Step& s) {
-  return {o.in, o.k_cache, o.v_cache, o.out, o.sinks, s.block_table, s.query_start, s.kv_len, s.rows, s.sequences,
-          s.table_width, o.heads, o.kv_heads, o.head_dim, o.block_size, o.window, o.eps_or_scale, o.soft_cap, o.bf16, o.cache_type};
+  return {o.in, o.k_cache, o.v_cache, o.out, o.sinks, s.groups[o.group].block_table, s.query_start, s.kv_len, s.rows, s.sequences,
+          s.table_width, o.heads, o.kv_heads, o.head_dim, o.block_size, o.window, o.eps_or_scale, o.soft_cap, o.bf16,
+          o.cache_type};
 }
 
 inline Rotation of_rotation(const Operation& o, const Step& s) {
-  return {o.in, s.positions, s.slots, o.cos_sin, o.query_norm, o.key_norm, o.k_cache, o.v_cache, o.out, s.rows, o.heads,
-          o.kv_heads, o.head_dim, o.rotary_dim, o.block_size, o.eps_or_scale, o.whole_norm, o.bf16, o.cache_type};
+  return {o.in, s.positions, s.groups[o.group].slots, o.cos_sin, o.query_norm, o.key_norm, o.k_cache, o.v_cache, o.out,
+          s.rows, o.heads, o.kv_heads, o.head_dim, o.rotary_dim, o.block_size, o.eps_or_scale, o.whole_norm, o.bf16,
+          o.cache_type};
 }
 
 inline Experts of_experts(const Operation& o, const Step& s) {

@@ -16,6 +16,7 @@ import torch
 
 from ..embedding import Asked, Scores
 from ..forward import Begin, Computed, Describe, Inputs
+from ..kv_cache import KvCache
 from .pointers import Scoring
 from .recorder import Recorder, Register
 from .structs import Operation, ScoresCall, Step
@@ -52,13 +53,13 @@ class Program:
         """Begin a step. Raises ValueError if it has more rows than buffers have."""
         if inputs.num_rows > self._max_rows:
             raise ValueError(f"a step of {inputs.num_rows} rows, and buffers for {self._max_rows}")
-        paging = inputs.paging
+        paging = inputs.placements[0].paging  # lengths are the same in all
+        places = (at.data_ptr() for slots, where in inputs.placements for at in (slots, where.block_table))
         finite = ctypes.c_int32(1)
         step = Step(
-            inputs.token_ids.data_ptr(), inputs.positions.data_ptr(), inputs.slots.data_ptr(),
-            paging.block_table.data_ptr(), paging.query_start.data_ptr(), paging.kv_len.data_ptr(),
-            self._result_at, ctypes.addressof(finite),
-            inputs.num_rows, len(paging.kv_len), paging.block_table.shape[1], self._width, self._is_bf16,
+            inputs.token_ids.data_ptr(), inputs.positions.data_ptr(), paging.query_start.data_ptr(),
+            paging.kv_len.data_ptr(), self._result_at, ctypes.addressof(finite),
+            inputs.num_rows, len(paging.kv_len), paging.block_table.shape[1], self._width, self._is_bf16, *places,
         )  # fmt: skip
         call, scores = (None, None) if asked is None else self._scores(asked)
         number = self._calls.begin(self._operations, len(self._operations), step, call, torch.get_num_threads())
@@ -103,7 +104,7 @@ class Flight:
 
 
 def record(
-    calls: Calls, describe: Describe, cache: torch.Tensor, tables: Sequence[torch.Tensor], max_rows: int,
+    calls: Calls, describe: Describe, cache: KvCache, tables: Sequence[torch.Tensor], max_rows: int,
     dtype: torch.dtype,
 ) -> Begin:  # fmt: skip
     """Record a pass for steps of up to `max_rows` rows."""

@@ -9,7 +9,7 @@ import torch
 
 from ..experts import Mixture
 from ..gated import ACTIVATIONS, Activation
-from ..kv_layout import cached_head_dim
+from ..kv_cache import KvCache
 from ..matrix import PANEL, Matrix
 from ..rotary import Rotation
 from .pointers import address, check_experts, clamp_values, is_whole_norm
@@ -47,7 +47,7 @@ class Recorder:
     """A `forward.Forward` that computes nothing."""
 
     def __init__(
-        self, dtype: torch.dtype, cache: torch.Tensor, tables: Sequence[torch.Tensor] = (), max_rows: int = 1
+        self, dtype: torch.dtype, cache: KvCache, tables: Sequence[torch.Tensor] = (), max_rows: int = 1
     ) -> None:
         self.dtype = dtype
         self.max_rows = max_rows
@@ -128,7 +128,7 @@ class Recorder:
 
     def rotate_and_store(self, qkv: Register, layer: int, how: Rotation) -> Register:
         """`rotary.rotate_and_store`."""
-        kv_heads, head_dim = self.cache.shape[-2], cached_head_dim(self.cache)
+        kv_heads, head_dim = self.cache.kv_heads, self.cache.head_dim
         heads = qkv.width // head_dim - 2 * kv_heads
         made = self._cached(ROTATE, layer, heads)
         if how.table is not None:
@@ -152,7 +152,7 @@ class Recorder:
         sinks: torch.Tensor | None = None,
     ) -> Register:
         """`attention.paged_attention`."""
-        made = self._cached(ATTEND, layer, query.width // cached_head_dim(self.cache))
+        made = self._cached(ATTEND, layer, query.width // self.cache.head_dim)
         made.fields |= {"eps_or_scale": scale, "window": window, "soft_cap": soft_cap}
         if sinks is not None:
             made.fields["sinks"] = address(sinks, torch.float32) or 0
@@ -185,11 +185,10 @@ class Recorder:
         return Recorded({**fields, "eps_or_scale": eps}, {}, [weight])
 
     def _cached(self, kind: int, layer: int, heads: int) -> Recorded:
-        keys, values = self.cache[layer]
-        block_size, kv_heads = keys.shape[1:3]
+        keys, values = self.cache.layer(layer)
         fields = {
             "kind": kind, "k_cache": keys.data_ptr(), "v_cache": values.data_ptr(), "heads": heads,
-            "kv_heads": kv_heads, "head_dim": cached_head_dim(keys), "block_size": block_size,
-            "cache_type": cache_type(keys),
+            "kv_heads": self.cache.kv_heads, "head_dim": self.cache.head_dim, "block_size": keys.shape[1],
+            "cache_type": cache_type(keys), "group": self.cache.places[layer][0],
         }  # fmt: skip
-        return Recorded({**fields}, {}, [self.cache])
+        return Recorded({**fields}, {}, list(self.cache.groups))

@@ -90,7 +90,7 @@ class Operation(ctypes.Structure):
     """`Operation`: one recorded operation of a program."""
 
     _fields_: ClassVar = _fields({
-        "i": "kind bf16 cache_type compressed activation whole_norm down_compressed normalised",
+        "i": "kind bf16 cache_type compressed activation whole_norm down_compressed normalised group",
         "f": "eps_or_scale soft_cap alpha limit",
         "p": "x residual weight bias out total k_cache v_cache cos_sin query_norm key_norm sinks down down_bias sorted "
         "gated fed routing",
@@ -99,9 +99,12 @@ class Operation(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """`Step`: what changes from one step of a program to the next."""
+    """`Step`: what changes from one step of a program to the next. The second group of layers may be left out."""
 
-    _fields_: ClassVar = _fields({
-        "p": "token_ids positions slots block_table query_start kv_len result finite",
-        "q": "rows sequences table_width width", "i": "bf16",
-    })  # fmt: skip
+    _fields_: ClassVar = [
+        *_fields({
+            "p": "token_ids positions query_start kv_len result finite", "q": "rows sequences table_width width",
+            "i": "bf16",
+        }),
+        *_fields({"p": "slots block_table other_slots other_block_table"}),
+    ]  # fmt: skip

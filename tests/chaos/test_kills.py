@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
+
 from tests.support.chaos_fleet import Fleet, run_to_the_end, submit_while
 from tests.support.chaos_load import make_job
 from tests.support.chaos_queue import ChaosQueue
@@ -13,6 +15,7 @@ from tests.support.chaos_workers import Worker
 from tests.support.proxy import Proxy
 
 
+@pytest.mark.core
 def test_jobs_survive_kills_freezes_and_a_bad_network(
     chaos_queue: ChaosQueue,
     proxy_to: Callable[..., Proxy],
@@ -20,8 +23,9 @@ def test_jobs_survive_kills_freezes_and_a_bad_network(
     chance: random.Random,
     progress: Callable[[str], None],
     is_full: bool,
+    amount: Callable[..., tuple[int, int, int]],
 ) -> None:
-    num_jobs, kills, freezes = (1000, 50, 20) if is_full else (60, 4, 2)
+    num_jobs, kills, freezes = amount((1000, 50, 20), (60, 4, 2), (20, 2, 1))
     pause_s = 1.8 if is_full else 0.8
     proxy = proxy_to(chaos_queue.server)
     fleet = Fleet(lambda: spawn(proxy, step_time_s=0.01, max_num_seqs=12), 3, chance)

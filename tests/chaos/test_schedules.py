@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -19,7 +20,7 @@ from tests.support.chaos_oracle import Expected, expected
 from tests.support.chaos_play import Play, Script, make_play
 from tests.support.server import Server
 
-KINDS = {
+SCRIPTS = {
     "lost replies": Script(lose=0.02, most_losses=15),
     "kills": Script(kills=3, workers=2, longest=20),
     "freezes": Script(sleeps=4, workers=3, longest=30),
@@ -35,6 +36,14 @@ KINDS = {
         jobs=4, workers=3, longest=40, lose=0.01, kills=3, sleeps=2, stops=2, cancels=3, flush_interval_s=0.02
     ),
 }
+
+FAULTS = ("reply lost", "command lost", "kill")
+_CORE = {"everything", "reply lost"}
+
+
+def _core(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Those that the short size runs on every kind of server."""
+    return (pytest.mark.core,) if name in _CORE else ()
 
 
 @pytest.fixture
@@ -60,19 +69,21 @@ def perform(play: Play, what: object) -> Play:
     return play
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("script", [pytest.param(name, marks=_core(name)) for name in SCRIPTS])
 def test_random_schedules(
     server: Server,
     client: redis.Redis,
     prefix: str,
     seed: int,
-    kind: str,
+    script: str,
     progress: Callable[[str], None],
-    is_full: bool,
+    tally: Counter[str],
+    amount: Callable[..., Any],
 ) -> None:
     seen: Counter[str] = Counter()
-    for number in range(100 if is_full else 8):
-        play = perform(make_play(server, client, f"{prefix}-{number}", KINDS[kind], f"{seed} {number}"), number)
+    for number in range(amount(100, 8, 3)):
+        play = perform(make_play(server, client, f"{prefix}-{number}", SCRIPTS[script], f"{seed} {number}"), number)
+        tally.update(play.tally)
         seen.update(turns=play.stage.turn, commands=play.stage.num_commands, losses=play.stage.num_losses)
         seen.update({f"counter {name}": count for name, count in play.counters().items()})
     progress(str(dict(seen)))
@@ -98,32 +109,38 @@ def _hard_jobs() -> list[Job]:
     ]
 
 
-def _one_fault(server: Server, client: redis.Redis, prefix: str, at: int, kind: str) -> Play:
+def _one_fault(server: Server, client: redis.Redis, prefix: str, at: int, fault: str) -> Play:
     play = make_play(server, client, prefix, Script(jobs=2, workers=1), 0)
     for number, job in enumerate(_hard_jobs()):
         play.add_job(f"job-{number}", job)
-    if kind == "kill":
+    if fault == "kill":
         play.stage.kill_at = at
     else:
-        play.stage.loss_at = (at, kind == "command lost")
-    return perform(play, f"{kind} at command {at}")
+        play.stage.loss_at = (at, fault == "command lost")
+    return perform(play, f"{fault} at command {at}")
 
 
-@pytest.mark.parametrize("kind", ["reply lost", "command lost", "kill"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=_core(name)) for name in ("reply lost", "command lost", "kill")]
+)
 def test_one_fault_at_every_command(
     server: Server,
     client: redis.Redis,
     prefix: str,
     chance: random.Random,
-    kind: str,
+    fault: str,
     progress: Callable[[str], None],
-    is_full: bool,
+    tally: Counter[str],
+    amount: Callable[..., Any],
 ) -> None:
-    undisturbed = _one_fault(server, client, prefix, -1, kind)
+    undisturbed = _one_fault(server, client, prefix, -1, fault)
     num_commands = undisturbed.stage.num_commands
     # In the short size few of those that only load scripts, which come first.
-    places = range(num_commands) if is_full else [3, 30, *sorted(chance.sample(range(40, num_commands), 12))]
+    late = range(40, num_commands)
+    places = amount(range(num_commands), [3, 30, *chance.sample(late, 12)], [3, *chance.sample(late, 3)])
     for at in places:
-        _one_fault(server, client, f"{prefix}-{at}", at, kind)
+        play = _one_fault(server, client, f"{prefix}-{at}", at, fault)
+        tally.update(play.tally)
+        tally["kills"] += fault == "kill"
     progress(f"{num_commands} commands, {len(places)} of them tried")
     assert num_commands > 60

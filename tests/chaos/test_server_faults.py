@@ -22,16 +22,17 @@ def fleet_on(spawn: Callable[..., Worker], chance: random.Random) -> Callable[[C
     return lambda queue: Fleet(lambda: spawn(queue, step_time_s=0.01), 2, chance)
 
 
+@pytest.mark.core
 def test_restarted_under_load_nothing_is_lost(
     own_server: Callable[..., Server],
     queue_on: Callable[[Server], ChaosQueue],
     fleet_on: Callable[[ChaosQueue], Fleet],
     chance: random.Random,
     progress: Callable[[str], None],
-    is_full: bool,
+    amount: Callable[..., tuple[int, int, float]],
 ) -> None:
     """With an append-only file that is flushed with every write; ended in order or killed."""
-    num_jobs, restarts, pause_s = (300, 10, 3.0) if is_full else (30, 2, 0.8)
+    num_jobs, restarts, pause_s = amount((300, 10, 3.0), (30, 2, 0.8), (15, 1, 0.6))
     server = own_server("--appendfsync", "always", appendonly=True)
     queue = queue_on(server)
     fleet = fleet_on(queue)

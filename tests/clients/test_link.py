@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 import traceback
@@ -22,7 +21,7 @@ from headrace.clients.link import told_apart
 from headrace.clients.steps import LostReplyError
 from headrace.worker.embedded import find_binary
 from tests.clients.hand_worker import HandWorker
-from tests.support.server import Server, start_server
+from tests.support.server import Server, free_port, start_server
 
 
 def whole_round(client: Client, raw: redis.Redis, keys: Keys, request_id: str) -> None:
@@ -68,12 +67,6 @@ def test_resp3_from_the_url(server: Server, keys: Keys, raw: redis.Redis) -> Non
     url = server.url + "?protocol=3"
     with Client(url, prefix=keys.prefix, queue=keys.queue, policy=Policy(max_backlog=2)) as client:
         whole_round(client, raw, keys, "a")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_the_master_that_a_sentinel_names(server: Server, keys: Keys, raw: redis.Redis, tmp_path: Path) -> None:
@@ -243,7 +236,7 @@ def test_a_command_that_the_user_may_not_use(own_server: Callable[..., Server]) 
 
 def test_own_connections_never_retry_by_themselves_and_block_less_than_their_limit(server: Server) -> None:
     with Client(server.url) as client:
-        own = client._link._client
+        own = client._link._target.client()
         assert own.get_retry().get_retries() == 0
         limit_s = own.connection_pool.connection_kwargs["socket_timeout"]
         assert client._link.max_block_ms <= limit_s * 500

@@ -8,9 +8,10 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from headrace.engine.batch import Batch, BatchBuilder
+from headrace.engine.batch import Batch, BatchBuilder, BatchLimits
 from headrace.engine.intake import Limits, sequences_of
 from headrace.engine.models.rotary import rotary_table
+from headrace.engine.prefix_cache import HOLE
 from headrace.engine.rope import RopeConfig
 from headrace.engine.sequence import Sequence
 from headrace.engine.types import Plan, Request, ScheduledRow
@@ -56,7 +57,7 @@ def sequence(length: int, blocks: list[int]) -> Sequence:
 
 
 def builder(multiple: int = 4) -> BatchBuilder:
-    return BatchBuilder(max_tokens=16, max_seqs=3, max_blocks=8, block_size=4, multiple=multiple, device=CPU)
+    return BatchBuilder(BatchLimits(max_tokens=16, max_seqs=3, max_blocks=8, block_size=4, multiple=multiple), CPU)
 
 
 ROWS = (
@@ -70,10 +71,27 @@ def test_a_batch_says_where_everything_is() -> None:
     assert (batch.num_tokens, batch.num_rows) == (7, 8)
     assert batch.token_ids.tolist() == [108, 103, 104, 105, 106, 107, 108, 0]
     assert batch.positions.tolist() == [8, 3, 4, 5, 6, 7, 8, 0]
-    assert batch.slots.tolist() == [20, 7, 36, 37, 38, 39, 12, -1]
-    assert batch.paging.block_table[0].tolist()[:3] == [7, 2, 5]
-    assert batch.paging.block_table[1].tolist()[:3] == [1, 9, 3]
-    assert (batch.paging.query_start.tolist(), batch.paging.kv_len.tolist()) == ([0, 1, 7], [9, 9])
+    ((slots, paging),) = batch.placements
+    assert slots.tolist() == [20, 7, 36, 37, 38, 39, 12, -1]
+    assert paging.block_table[0].tolist()[:3] == [7, 2, 5]
+    assert paging.block_table[1].tolist()[:3] == [1, 9, 3]
+    assert (paging.query_start.tolist(), paging.kv_len.tolist()) == ([0, 1, 7], [9, 9])
+
+
+def test_each_group_of_layers_has_its_own_blocks_and_slots() -> None:
+    made = BatchBuilder(BatchLimits(16, 3, 8, 4, 4, kinds=(False, True)), CPU)
+    one, other = sequence(9, [7, 2, 5]), sequence(9, [1, 9, 3])
+    one.window_ids, other.window_ids = [HOLE, 4, 6], [8, 0]
+    first = made.build(Plan(1, (ScheduledRow(one, 8, 1, True), ScheduledRow(other, 3, 5, False))))
+    assert [slots.tolist() for slots, _ in first.placements] == [
+        [20, 7, 36, 37, 38, 39, -1, -1],
+        [24, 35, 0, 1, 2, 3, -1, -1],
+    ]
+    assert [paging.block_table[0, :3].tolist() for _, paging in first.placements] == [[7, 2, 5], [HOLE, 4, 6]]
+    other.window_ids = [HOLE, 0, 5]  # a block was let go, which needs no new epoch, and another came
+    second = made.build(Plan(2, (ScheduledRow(one, 8, 1, True), ScheduledRow(other, 8, 1, True))))
+    assert [slots.tolist() for slots, _ in second.placements] == [[20, 12, -1, -1], [24, 20, -1, -1]]
+    assert second.placements[1].paging.block_table[1, 1:3].tolist() == [0, 5]
 
 
 def test_a_later_batch_holds_nothing_of_an_earlier_one() -> None:
@@ -81,11 +99,12 @@ def test_a_later_batch_holds_nothing_of_an_earlier_one() -> None:
     reused.build(Plan(1, ROWS))
     plan = Plan(2, (ScheduledRow(sequence(2, [6]), 1, 1, True),))
     again, fresh = reused.build(plan), builder().build(plan)
-    for name in ("token_ids", "positions", "slots"):
+    for name in ("token_ids", "positions"):
         assert torch.equal(getattr(again, name), getattr(fresh, name)), name
+    assert torch.equal(again.placements[0].slots, fresh.placements[0].slots)
     for name in ("query_start", "kv_len"):
-        assert torch.equal(getattr(again.paging, name), getattr(fresh.paging, name)), name
-    assert again.paging.block_table[0, 0] == 6
+        assert torch.equal(getattr(again.placements[0].paging, name), getattr(fresh.placements[0].paging, name)), name
+    assert again.placements[0].paging.block_table[0, 0] == 6
 
 
 def test_a_row_of_the_table_follows_whoever_takes_it() -> None:
@@ -94,11 +113,11 @@ def test_a_row_of_the_table_follows_whoever_takes_it() -> None:
 
     def table(*rows: ScheduledRow) -> list[list[int]]:
         batch = reused.build(Plan(1, rows))
-        assert batch.slots.tolist() == builder().build(Plan(1, rows)).slots.tolist()
+        assert batch.placements[0].slots.tolist() == builder().build(Plan(1, rows)).placements[0].slots.tolist()
         return [row[: -(-length // 4)].tolist() for row, length in zip(*paging_of(batch), strict=True)]
 
     def paging_of(batch: Batch) -> tuple[np.ndarray, list[int]]:
-        return batch.paging.block_table.numpy(), batch.paging.kv_len.tolist()
+        return batch.placements[0].paging.block_table.numpy(), batch.placements[0].paging.kv_len.tolist()
 
     assert table(ScheduledRow(one, 0, 3, False), ScheduledRow(other, 0, 5, False)) == [[7], [1, 9]]
     assert table(ScheduledRow(one, 3, 6, True)) == [[7, 2, 5]]  # it has grown
@@ -115,7 +134,7 @@ def test_after_a_refused_plan_a_row_is_read_anew() -> None:
         reused.build(Plan(1, (ScheduledRow(one, 8, 1, True),)))
     one.block_ids = [7, 4, 5]
     batch = reused.build(Plan(2, (ScheduledRow(one, 8, 1, True),)))
-    assert batch.paging.block_table[0, :3].tolist() == [7, 4, 5]
+    assert batch.placements[0].paging.block_table[0, :3].tolist() == [7, 4, 5]
 
 
 def test_rows_are_padded_to_the_multiple() -> None:

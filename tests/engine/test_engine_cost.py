@@ -15,7 +15,7 @@ class NullRunner:
     """Answers at once, always with the same token."""
 
     vocab_size, eos_token_ids, max_model_len, num_blocks, block_size = 300, frozenset({0}), 4096, 4096, 16
-    window = 0
+    window = num_window_blocks = 0
 
     def run(self, plan: Plan) -> list[RowResult]:
         return [RowResult(5)] * len(plan.rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from headrace.engine.sequence import Sequence
 from headrace.engine.types import EngineConfig, Request, SamplingOptions
 from tests.support.canary import FIRST_WORD, NUM_PROMPTS, Answer, Canary, canaries, num_prefixes, run_canaries
 from tests.support.checkpoints import Shape
+from tests.support.families import family_checkpoint
 from tests.support.scripted import ScriptedRunner
 from tests.support.torch_rig import rig
 
@@ -19,6 +21,12 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 64
 SHAPE = Shape(hidden=32, heads=2, kv_heads=1, middle=48)
 SETTINGS = EngineConfig(max_num_seqs=16, max_num_batched_tokens=48, block_size=BLOCK_SIZE, num_kv_blocks=NUM_BLOCKS)
+WITH_WINDOWS = ("mistral", "gemma3")
+
+
+def shape_of(name: str) -> Shape | Path:
+    """The small Llama, or another family's checkpoint."""
+    return SHAPE if name == "llama" else family_checkpoint(name)
 
 
 class Reciter(ScriptedRunner):
@@ -76,19 +84,21 @@ def test_no_answer_holds_a_foreign_word_and_every_answer_finds_its_own(seed: int
     assert engine.stats().preemptions > 0
 
 
-@pytest.mark.parametrize("caching", [True, False])
-def test_a_models_answers_are_those_that_a_cold_engine_gives_to_each_prompt_alone(caching: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "caching"), [("llama", True), ("llama", False), *((name, True) for name in WITH_WINDOWS)]
+)
+def test_a_models_answers_are_those_that_a_cold_engine_gives_to_each_prompt_alone(name: str, caching: bool) -> None:
     rng, prompts = make(3)
     rigged = rig(
-        SHAPE, max_num_seqs=16, max_num_batched_tokens=48, num_kv_blocks=NUM_BLOCKS, enable_prefix_caching=caching
+        shape_of(name),
+        max_num_seqs=16,
+        max_num_batched_tokens=48,
+        num_kv_blocks=NUM_BLOCKS,
+        enable_prefix_caching=caching,
     )
-
-    def poison() -> None:
-        rigged.runner.poison_blocks(sorted(rigged.engine.free_block_ids()))
-
-    answers = run_canaries(rigged.engine, prompts, rng, options=half_greedy, before_step=poison)
+    answers = run_canaries(rigged.engine, prompts, rng, options=half_greedy, before_step=rigged.poison_free)
     check_reports(answers, caching=caching)
-    alone = alone_answers(tuple(prompts))
+    alone = alone_answers(name, tuple(prompts))
     assert len({tuple(tokens) for tokens in alone.values()}) > 0.9 * NUM_PROMPTS, "the answers must tell prompts apart"
     for answer in answers:
         assert answer.token_ids == alone[answer.canary.word]
@@ -104,9 +114,9 @@ def half_greedy(canary: Canary) -> SamplingOptions:
 
 
 @cache
-def alone_answers(prompts: tuple[Canary, ...]) -> dict[int, list[int]]:
+def alone_answers(name: str, prompts: tuple[Canary, ...]) -> dict[int, list[int]]:
     """What each prompt gives with nobody beside it and nothing in the cache, by its word."""
-    cold = rig(SHAPE, max_num_seqs=1, num_kv_blocks=16, max_model_len=64, enable_prefix_caching=False)
+    cold = rig(shape_of(name), max_num_seqs=1, num_kv_blocks=16, max_model_len=64, enable_prefix_caching=False)
     cold.poison = False
     for canary in prompts:
         cold.engine.add(Request(f"{canary.word}", canary.token_ids, half_greedy(canary)))

@@ -93,6 +93,13 @@ def scripted() -> Engine:
     return Engine(runner, EngineConfig(max_num_seqs=16, max_num_batched_tokens=64))
 
 
+def scripted_with_windows() -> Engine:
+    runner = ScriptedRunner(
+        num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=200, window=9, num_window_blocks=NUM_BLOCKS
+    )
+    return Engine(runner, EngineConfig(max_num_seqs=16, max_num_batched_tokens=64))
+
+
 def on_a_model() -> Engine:
     shape = Shape(hidden=32, heads=2, kv_heads=1, middle=48, vocab=VOCAB)
     made = rig(
@@ -103,7 +110,7 @@ def on_a_model() -> Engine:
     return made.engine
 
 
-@pytest.mark.parametrize(("make", "count"), [(scripted, 10_000), (on_a_model, 400)])
+@pytest.mark.parametrize(("make", "count"), [(scripted, 10_000), (scripted_with_windows, 2_000), (on_a_model, 400)])
 def test_random_requests_and_cancels_leave_nothing(make: Callable[[], Engine], count: int) -> None:
     engine = make()
     rng = random.Random(11)

@@ -122,7 +122,7 @@ def test_padding_writes_nowhere(name: str) -> None:
     """Rows that only fill up a batch have the slot -1, which as an index is the last of all."""
     made = rig(SHAPE, name, num_kv_blocks=40)
     made.poison = False
-    cache = made.runner._cache
+    cache = made.runner._cache.groups[0]
     cache[:, :, -1] = 123.0
     for number in range(5):
         made.add(f"r{number}", prompt(3 + number, VOCAB, salt=number), max_tokens=3 + 2 * number)

@@ -52,7 +52,7 @@ def test_twice_the_blocks_of_bfloat16_or_nearly() -> None:
     model = read_model_config(checkpoint(Shape(head_dim=64)))
     sizes = [footprint(model, EngineConfig(), 0, 2, dtype) for dtype in (torch.bfloat16, torch.int8)]
     bf16, int8 = (plan_num_blocks(size, EngineConfig(max_num_seqs=10**6), 256, 1 << 33) for size in sizes)
-    assert int8 / bf16 == pytest.approx(2 * 64 / (64 + 4), rel=0.01)
+    assert int8.full / bf16.full == pytest.approx(2 * 64 / (64 + 4), rel=0.01)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -158,7 +158,7 @@ def test_neighbours_that_go_while_a_step_computes_change_nothing(threads: int, n
     got: list[int] = []
     for number in range(200):
         crowd.add(f"{number}", prompt(20, SHAPE.vocab, number), temperature=number % 2, seed=number)
-        crowd.runner.poison_blocks(sorted(crowd.engine.free_block_ids()))
+        crowd.poison_free()
         assert crowd.engine.launch()
         crowd.engine.abort(f"{number - 1}")
         outputs = crowd.engine.land().outputs

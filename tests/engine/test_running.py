@@ -71,7 +71,7 @@ def test_how_many_blocks_will_be_wanted_soon(
 ) -> None:
     running = RunningSet()
     each = sequence(0, left, max_tokens=max_tokens)
-    each.num_slots, each.shares_last = num_slots, shares_last
+    each.block_ids, each.num_slots, each.shares_last = [0] * (num_slots // 4), num_slots, shares_last
     running.join(each)
     assert running.num_wanted(4) == wanted
 

@@ -22,6 +22,8 @@ PROMPTS = st.builds(
     st.integers(0, 12),
     st.lists(st.integers(0, 12), max_size=3),
 )
+# The largest window (0: none), blocks of the layers with one, whether that is all layers
+WINDOWS = st.one_of(st.just((0, 0, False)), st.tuples(st.integers(1, 16), st.integers(2, 10), st.booleans()))
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -36,14 +38,27 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(1, 12),
         caching=st.booleans(),
         kind=st.sampled_from([ScriptedRunner, LaunchingRunner]),
+        windowed=WINDOWS,
     )
     def begin(
-        self, num_blocks: int, block_size: int, seqs: int, budget: int, caching: bool, kind: type[ScriptedRunner]
+        self,
+        num_blocks: int,
+        block_size: int,
+        seqs: int,
+        budget: int,
+        caching: bool,
+        kind: type[ScriptedRunner],
+        windowed: tuple[int, int, bool],
     ) -> None:
+        window, num_window_blocks, every_layer = windowed
         runner = kind(
-            num_blocks=num_blocks, block_size=block_size, max_model_len=24, vocab_size=40,
-            eos_token_ids=frozenset({13}), eos_every=9, nan_token_id=39,
+            num_blocks=0 if every_layer else num_blocks, block_size=block_size, window=window,
+            num_window_blocks=num_window_blocks, max_model_len=24, vocab_size=40, eos_token_ids=frozenset({13}),
+            eos_every=9, nan_token_id=39,
         )  # fmt: skip
+        has_all = num_window_blocks * block_size >= window + 2 * block_size  # of what a text of any length sees
+        tables = [num_blocks] * (not every_layer) + [num_window_blocks] * (window > 0 and not has_all)
+        self.most_blocks = min(tables, default=24)
         config = EngineConfig(seqs, budget, enable_prefix_caching=caching)
         self.drive = Driver(runner, config, type(self).block_hash)
         self.ended_by_us: set[tuple[str, int]] = set()
@@ -71,7 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
             drive.add(f"r{len(drive.requests)}", prompt, settled=settled_tokens, **options)
         except RequestRefusedError as refusal:
             assert refusal.code == "kv_capacity"
-            assert len(prompt) + most > drive.runner.num_blocks * drive.runner.block_size
+            assert len(prompt) + most > self.most_blocks * drive.runner.block_size
         except ValueError:
             assert all(len(each) >= most for each in settled_tokens)
 

@@ -14,6 +14,7 @@ from headrace.kernels.errors import BuildError
 from headrace.kernels.experts import Mixture
 from headrace.kernels.forward import Forward, T, immediately
 from headrace.kernels.gated import Clamp
+from headrace.kernels.kv_cache import Placement, one_group
 from headrace.kernels.matrix import Matrix
 from tests.support.matrices import packed
 from tests.support.tolerances import assert_close
@@ -143,8 +144,7 @@ class Inputs:
     num_rows: int
     token_ids: torch.Tensor
     positions: torch.Tensor
-    slots: torch.Tensor
-    paging: Paging
+    placements: list[Placement]
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_recorded(compiled: Backend, threads: int, dtype: torch.dtype, compress:
     assert compiled.record is not None and compiled.compressed is not None
     table, router = randn(50, HIDDEN, dtype=dtype, seed=4), randn(COUNT, HIDDEN, dtype=dtype, seed=5)
     model = Model(packed(compiled, table), packed(compiled, router), mixture(compiled, dtype, clamp))
-    cache, none = torch.zeros(1, 2, 1, 4, 1, 4, dtype=dtype), torch.zeros(1, dtype=torch.int32)
+    cache, none = one_group(torch.zeros(1, 2, 1, 4, 1, 4, dtype=dtype)), torch.zeros(1, dtype=torch.int32)
     by_hand = immediately(compiled, model.describe, cache, [])
     recorded = model
     if compress:
@@ -172,7 +172,7 @@ def test_recorded(compiled: Backend, threads: int, dtype: torch.dtype, compress:
     program = compiled.record(recorded.describe, cache, [], 90, dtype)
     for rows in (90, 1, 33):
         ids = torch.arange(rows) * 7 % 50
-        inputs = Inputs(rows, ids, ids, ids, Paging(none.view(1, 1), none, none))
+        inputs = Inputs(rows, ids, ids, [Placement(ids, Paging(none.view(1, 1), none, none))])
         got = program(inputs, None)().hidden
         assert torch.equal(got, by_hand(inputs, None)().hidden)
         assert got.any()
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused(compiled: Backend) -> None:
     ):  # fmt: skip
         with pytest.raises(TypeError, match=words):
             compiled.experts(x, randn(2, count), made)
-    recorder = Recorder(torch.float32, torch.zeros(1, 2, 1, 4, 1, 4))
+    recorder = Recorder(torch.float32, one_group(torch.zeros(1, 2, 1, 4, 1, 4)))
     x = recorder.embedding(packed(compiled, randn(50, HIDDEN)))
     with pytest.raises(TypeError, match="experts between"):
         recorder.experts(x, x, good)

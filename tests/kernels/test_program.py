@@ -12,6 +12,7 @@ from headrace.kernels.backend import Backend, choose_backend, open_library
 from headrace.kernels.cpu.recorder import Recorder, Register
 from headrace.kernels.errors import BuildError
 from headrace.kernels.forward import Forward, T, immediately
+from headrace.kernels.kv_cache import KvCache, Placement, one_group
 from headrace.kernels.matrix import Matrix, plain_matrix
 from headrace.kernels.rotary import QueryKeyNorm, Rotation
 from tests.support.matrices import packed
@@ -91,23 +92,30 @@ class Inputs:
     num_rows: int
     token_ids: torch.Tensor
     positions: torch.Tensor
-    slots: torch.Tensor
-    paging: Paging
+    placements: list[Placement]
 
 
 def step(lengths: list[tuple[int, int]]) -> Inputs:
-    """A step for sequences of (keys, queries), each with blocks of its own."""
-    table = torch.arange(BLOCKS, dtype=torch.int32).view(len(lengths), -1)
+    """A step for sequences of (keys, queries), each with blocks of its own, others in a second group of layers."""
     at = [(s, p) for s, (keys, queries) in enumerate(lengths) for p in range(keys - queries, keys)]
-    slots = [int(table[s, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for s, p in at]
     starts = torch.tensor([0] + [queries for _, queries in lengths]).cumsum(0).int()
     kv_len = torch.tensor([keys for keys, _ in lengths], dtype=torch.int32)
     ids = torch.tensor([(7 * s + 3 * p) % VOCAB for s, p in at])
-    return Inputs(len(at), ids, torch.tensor([p for _, p in at]), torch.tensor(slots), Paging(table, starts, kv_len))
+    placements: list[Placement] = []
+    for blocks in (torch.arange(BLOCKS), torch.arange(BLOCKS).flip(0)):
+        table = blocks.int().view(len(lengths), -1)
+        slots = [int(table[s, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for s, p in at]
+        placements.append(Placement(torch.tensor(slots), Paging(table, starts, kv_len)))
+    return Inputs(len(at), ids, torch.tensor([p for _, p in at]), placements)
 
 
-def cache(dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(2, 2, BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=dtype)
+def cache(dtype: torch.dtype, groups: int = 1) -> KvCache:
+    sizes = (2, BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    if groups == 1:
+        return one_group(torch.zeros(2, *sizes, dtype=dtype))
+    # the second has more blocks; the layers come in the other order
+    more = (sizes[0], BLOCKS + 3, *sizes[2:])
+    return KvCache((torch.zeros(1, *sizes, dtype=dtype), torch.zeros(1, *more, dtype=dtype)), [(1, 0), (0, 0)])
 
 
 STEPS = (
@@ -120,14 +128,20 @@ STEPS = (
 @DTYPES
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("around", [False, True])
-@pytest.mark.parametrize("middle", [64, 192, 37])
+@pytest.mark.parametrize(("middle", "groups"), [(64, 1), (192, 2), (37, 1)])
 def test_a_program_gives_the_bits_of_its_operations(
-    compiled: Backend, threads: int, dtype: torch.dtype, cache_dtype: torch.dtype, middle: int, around: bool
+    compiled: Backend,
+    threads: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    middle: int,
+    groups: int,
+    around: bool,
 ) -> None:
     model = Model(compiled, dtype, middle, around)
     angles = torch.randn(64, HEAD_DIM // 2, generator=torch.Generator().manual_seed(0))
     tables = [torch.cat([angles] * 2, 1), angles]  # of whole heads, and of half of each
-    one, other = cache(cache_dtype), cache(cache_dtype)
+    one, other = cache(cache_dtype, groups), cache(cache_dtype, groups)
     assert compiled.record is not None
     program = compiled.record(model.describe, one, tables, 90, dtype)
     by_hand = immediately(compiled, model.describe, other, tables)
@@ -136,7 +150,7 @@ def test_a_program_gives_the_bits_of_its_operations(
         got = program(inputs, None)().hidden
         assert got.shape == (inputs.num_rows, HIDDEN)
         assert torch.equal(got, by_hand(inputs, None)().hidden)
-        assert torch.equal(one, other)
+        assert all(map(torch.equal, one.groups, other.groups))
         assert got.isfinite().all() and got.any()
 
 

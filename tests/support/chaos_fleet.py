@@ -31,9 +31,16 @@ class Fleet:
         """Do something after a while."""
         heapq.heappush(self._due, (time.monotonic() + after_s, next(self._order), action))
 
+    def kill_all(self) -> None:
+        """SIGKILL to every worker; as many others take their places soon."""
+        for victim in list(self.workers):
+            self._kill(victim)
+
     def kill_one(self) -> None:
         """SIGKILL; another takes its place soon."""
-        victim = self._chance.choice(self.workers)
+        self._kill(self._chance.choice(self.workers))
+
+    def _kill(self, victim: Worker) -> None:
         victim.kill()
         self.num_kills += 1
         self.workers.remove(victim)
@@ -84,19 +91,20 @@ def run_to_the_end(
 ) -> None:
     """Let the fleet's plan happen and wait until no job is left."""
     end_s, told_s = time.monotonic() + limit_s, time.monotonic()
-    while fleet.turn() or (left := _num_left(producer)) != 0:
+    while fleet.turn() or (left := num_left(producer)) != 0:
         if time.monotonic() - told_s > every_s:
             told_s = time.monotonic()
-            tell(f"{len(producer.jobs)} jobs, {_num_left(producer)} left, {fleet.num_kills} kills")
+            tell(f"{len(producer.jobs)} jobs, {num_left(producer)} left, {fleet.num_kills} kills")
         if time.monotonic() > end_s:
             raise AssertionError(f"{left} jobs are left after {limit_s} s\n" + logs_of(fleet.workers))
         time.sleep(0.02)
 
 
-def _num_left(producer: Producer) -> int:
+def num_left(producer: Producer) -> int:
+    """Jobs that are not acknowledged; -1 if nobody can tell."""
     try:
         return producer.num_left()
-    except redis.RedisError:  # the server is being restarted
+    except (redis.RedisError, redis.RedisClusterException):  # the server is being restarted
         return -1
 
 

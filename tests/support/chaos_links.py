@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headrace.clients.address import Address
 from headrace.worker.connection import Link
 from headrace.worker.control import Control
 from headrace.worker.errors import LinkError
@@ -27,8 +28,8 @@ class StagedLink(Link):
 
     stage: Stage
 
-    def __init__(self, url: str, socket_timeout_s: float, name: str) -> None:
-        super().__init__(url, socket_timeout_s, name)
+    def __init__(self, address: Address, socket_timeout_s: float, name: str) -> None:
+        super().__init__(address, socket_timeout_s, name)
         self.stage.links.append(self)
         self._left: int | None = None  # replies that still come before the connection is lost
         self._is_cut = False

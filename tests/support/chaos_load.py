@@ -46,11 +46,11 @@ def make_job(chance: random.Random, *, longest: int = 60, choices: int = 3) -> J
 class Producer:
     """Adds jobs under a prefix: through the client library, or by a bare XADD as anyone could; some of them twice."""
 
-    def __init__(self, url: str, raw: redis.Redis, prefix: str, chance: random.Random) -> None:
+    def __init__(self, target: str | redis.RedisCluster, raw: redis.Redis, prefix: str, chance: random.Random) -> None:
         self._raw = raw
         self._chance = chance
         self._keys = Keys(prefix, "default")
-        self.client = Client(url, prefix=prefix)
+        self.client = Client(target, prefix=prefix)
         self.jobs: dict[str, Job] = {}  # everything asked for, by request id
 
     def add(self, request_id: str, job: Job, *, bare: bool | None = None) -> None:

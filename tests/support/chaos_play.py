@@ -69,6 +69,7 @@ class Play:
         self.keys = Keys(self.prefix, "default")
         self.chance = self.stage.chance
         self._counters: Counter[str] = Counter()
+        self.tally: Counter[str] = Counter()  # what happened, for the summary of the run
         self._left = {name: getattr(self.script, name) for name in ("kills", "sleeps", "stops", "cancels", "failovers")}
         self._replica: Replica | None = None
 
@@ -107,6 +108,7 @@ class Play:
             self.add_job(f"job-{len(self.jobs)}", make_job(chance, longest=script.longest, choices=2))
         elif what < 0.07 and self._take("kills") and alive:
             chance.choice(alive).kill()
+            self.tally["kills"] += 1
         elif what < 0.09 and self._take("sleeps") and alive:
             self._freeze(chance.choice(alive))
         elif what < 0.11 and self._take("stops") and alive:
@@ -148,6 +150,7 @@ class Play:
             self._replica = Replica(self.client, self.prefix)
             return
         self._replica.take_over()
+        self.tally["failovers"] += 1
         self._replica = None
         for link in self.stage.links:
             link.cut()
@@ -157,6 +160,7 @@ class Play:
     def _freeze(self, worker: StagedWorker) -> None:
         """It stands still while a lease runs out; the others may find that, or it may wake before they do."""
         worker.sleep(self.chance.choice((5, 40, 150)))
+        self.tally["freezes"] += 1
         self.stage.advance(LEASE_S * self.chance.uniform(1.01, 1.5), self.keys.all_jobs)
 
     def _somebody(self) -> None:
@@ -220,6 +224,8 @@ class Play:
     def judge(self) -> Judgement:
         """All promises, and that readers and cancellers were told the truth."""
         found = judge(self.client, self.prefix, self.jobs)
+        self.tally.update(jobs=len(self.jobs), ends=found.reasons.total(), attempts=found.num_attempts)
+        self.tally["lost replies"] += self.stage.num_losses
         for request_id, follower in self.followers.items():
             report = found.reports[request_id]
             if self.script.failovers:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,19 +16,20 @@ import redis
 from headrace.clients.keys import Keys
 from tests.support.chaos_checker import Judgement, Report, judge, read_report
 from tests.support.chaos_load import Job, Producer
-from tests.support.server import Server
 from tests.support.worker_process import wait_until
 
 
 class ChaosQueue:
     """The queue `default` under a prefix of its own."""
 
-    def __init__(self, server: Server, prefix: str, chance: random.Random) -> None:
+    def __init__(self, server: Any, prefix: str, chance: random.Random, tally: Counter[str]) -> None:
+        """`server`: one, a cluster, or servers behind sentinels."""
         self.server = server
+        self.tally = tally
         self.prefix = prefix
-        self.raw: redis.Redis = server.client()
+        self.raw: redis.Redis = server.raw_client(is_async=False)
         self.keys = Keys(prefix, "default")
-        self.producer = Producer(server.url, self.raw, prefix, chance)
+        self.producer = Producer(server.target(is_async=False), self.raw, prefix, chance)
         self.judged = False
 
     @property
@@ -79,14 +82,20 @@ class ChaosQueue:
         """The verdict over everything, when all has come to rest."""
         self.wait_empty()
         self.judged = True
-        return judge(self.raw, self.prefix, self.jobs, **options)
+        found = judge(self.raw, self.prefix, self.jobs, **options)
+        # A verdict may be asked for again, over more: the greater counts hold.
+        self.tally |= Counter(jobs=len(self.jobs), ends=found.reasons.total(), attempts=found.num_attempts)
+        return found
 
     def close(self) -> None:
         """Delete what is left, and give the connections back."""
         self.producer.close()
-        keys = list(self.raw.scan_iter(match=f"{self.prefix}:*", count=1000))
-        if keys:
-            self.raw.delete(*keys)
+        with contextlib.suppress(
+            redis.RedisError
+        ):  # a connection that a failover has left behind, on a server of its own
+            keys = list(self.raw.scan_iter(match=f"{self.prefix}:*", count=1000))
+            if keys:
+                self.raw.delete(*keys)
         self.raw.close()
 
 

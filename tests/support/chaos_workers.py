@@ -79,6 +79,7 @@ class Worker:
         self.pid = pid
         self.log = log
         self.code: int | None = None  # once it was seen to have ended
+        self.num_freezes = 0
 
     def output(self) -> str:
         """What it has said so far."""
@@ -120,6 +121,11 @@ class Worker:
         return self.code is None
 
     @property
+    def was_killed(self) -> bool:
+        """Whether it has ended by SIGKILL."""
+        return not self.is_alive and self.code == -signal.SIGKILL
+
+    @property
     def is_frozen(self) -> bool:
         """Whether it is stopped."""
         with contextlib.suppress(OSError):
@@ -133,6 +139,7 @@ class Worker:
 
     def freeze(self) -> None:
         """Let it stand still."""
+        self.num_freezes += 1
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:

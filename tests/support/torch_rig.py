@@ -68,7 +68,7 @@ class TorchRig:
 
     def step(self) -> None:
         if self.poison:
-            self.runner.poison_blocks(sorted(self.engine.free_block_ids()))
+            self.poison_free()
         for output in self.engine.step().outputs:
             key = (output.request_id, output.choice)
             self.outputs[key].append(output)
@@ -76,6 +76,10 @@ class TorchRig:
             if output.finish is not None:
                 self.finishes[key] = output.finish
         self.engine.check()
+
+    def poison_free(self) -> None:
+        for windowed in (False, True)[: 2 if self.runner.window else 1]:
+            self.runner.poison_blocks(sorted(self.engine.free_block_ids(windowed=windowed)), windowed=windowed)
 
     def run(self) -> TorchRig:
         while self.engine.has_work:

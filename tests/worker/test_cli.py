@@ -33,7 +33,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["submit", "tail", "cancel", "status", "health", "dead", "version", "worker", "demo"]
+    "command", ["submit", "tail", "cancel", "status", "health", "doctor", "dead", "version", "worker", "demo"]
 )
 def test_a_command_imports_no_torch_before_it_needs_it(command: str) -> None:
     """Not even `worker` and `demo`: a wrong flag is told at once. Blocked, so that an import would be an error."""

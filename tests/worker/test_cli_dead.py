@@ -180,3 +180,36 @@ def test_the_group_imports_no_torch() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "--all" in done.stdout
+
+
+# --- very many --------------------------------------------------------------------------------------------------------
+
+
+def test_large_entries_are_read_one_by_one_and_small_ones_together(call: Call, own_morgue: Morgue) -> None:
+    payload = json.dumps({"prompt": "x" * (1 << 20)}).encode()
+    for _ in range(6):
+        own_morgue.add("id", "large", "json", payload)
+    assert _reads(own_morgue, lambda: call("dead", "ls", "--json", *own_morgue.place)) == 7
+    for number in range(1000):
+        own_morgue.add_good(f"small-{number}")
+    few = _reads(own_morgue, lambda: call("dead", "ls", "--json", "--limit", "1000", *own_morgue.place))
+    assert few <= 1000 // 256 + 10
+
+
+def _reads(morgue: Morgue, act: Callable[[], object]) -> int:
+    morgue.client.config_resetstat()
+    act()
+    return morgue.client.info("commandstats")["cmdstat_xrevrange"]["calls"]
+
+
+def test_purging_never_holds_the_server_up_for_long(call: Call, own_morgue: Morgue) -> None:
+    seconds, _ = own_morgue.client.time()
+    for number in range(1, 251):
+        own_morgue.add_good(entry_id=f"{(seconds - 7300) * 1000}-{number}")
+    new = [own_morgue.add_good() for _ in range(1005)]
+    assert call("dead", "purge", "--all", "--older-than", "2h", "--yes", *own_morgue.place).out == "purged: 250\n"
+    assert own_morgue.ids() == new
+    own_morgue.client.config_resetstat()
+    assert call("dead", "purge", "--all", "--yes", *own_morgue.place).out == "purged: 1005\n"
+    assert own_morgue.ids() == []
+    assert own_morgue.client.info("commandstats")["cmdstat_xtrim"]["calls"] > 1005 // 100

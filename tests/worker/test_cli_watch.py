@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from headrace.clients.keys import GROUP
+from headrace.clients.keys import GROUP, Keys
 from headrace.worker.exit_codes import ExitCode
 from tests.support.command import Outcome, Scribe
 from tests.support.server import Server
@@ -67,3 +67,21 @@ def test_health_is_that_of_this_machines_worker(
     client.pexpire(hash_key, 1)  # no further sign of life
     time.sleep(0.01)
     assert call("health", *place).code == ExitCode.UNHEALTHY
+
+
+def test_status_of_a_queue_with_anybodys_and_many_consumers(
+    call: Callable[..., Outcome], own_server: Callable[..., Server], keys: Keys
+) -> None:
+    client = own_server().client()
+    place = ["--redis-url", f"redis://127.0.0.1:{client.get_connection_kwargs()['port']}", "--queue", keys.queue]
+    place += ["--prefix", keys.prefix]
+    client.xgroup_create(keys.jobs(), GROUP, "0", mkstream=True)
+    client.xadd(keys.jobs(), {"id": "one"})
+    client.xreadgroup(GROUP, b"no \xff worker", {keys.jobs(): ">"})
+    for number in range(1000):
+        client.xgroup_createconsumer(keys.jobs(), GROUP, f"crashed-{number}")
+    reads = client.info("stats")["total_reads_processed"]
+    outcome = call("status", "--json", *place)
+    [worker] = json.loads(outcome.out)["workers"]
+    assert (worker["name"], worker["state"], worker["pending"]) == ("no \ufffd worker", "gone", 1)
+    assert client.info("stats")["total_reads_processed"] - reads < 100  # their hashes are asked for together

@@ -59,8 +59,8 @@ def test_the_reply_to_a_blocking_read_lost(proxy_to: Callable[..., Proxy], rig: 
 
 def test_the_reply_to_a_claim_lost(proxy_to: Callable[..., Proxy], rig: Rig) -> None:
     proxy = proxy_to(rig.server)
-    abandon(rig, "my-1")
-    loss = proxy.lose_reply(b"XCLAIM", rig.prefix.encode())
+    entry_id = abandon(rig, "my-1")
+    loss = proxy.lose_reply(b"XCLAIM", rig.prefix.encode(), entry_id.encode())
     worker = rig.worker(url=proxy.url, lease_s=60.0)
     rig.wait_done("my-1", timeout_s=4)
     assert loss.happened.is_set()

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.clients import Client
 from headrace.clients.events import Finished, Started
+from tests.support.proxy import Proxy
 from tests.support.rig import MODEL, Rig, abandon
 from tests.support.server import Server
 from tests.support.worker_process import wait_until
@@ -133,7 +134,7 @@ def test_the_server_restarted_empty(own_server: Callable[..., Server], rig_on: C
     """Without a file everything is lost; the running worker writes its stream again, from `started`, the same bytes."""
     server = own_server("--save", "")
     rig = rig_on(server)
-    rig.worker(step_time_s=0.02, lease_s=5.0)
+    rig.worker(step_time_s=0.02, lease_s=30.0)  # a renewal before the end would find no entry to renew
     rig.add("my-1", {**JOB, "max_tokens": 40})
     rig.wait_tokens("my-1", 5)
     before = rig.raw("my-1")
@@ -173,16 +174,19 @@ def test_the_server_comes_back_with_jobs_whose_answers_are_kept(
         assert {name: rig.raw(name) for name in names} == before
 
 
+@pytest.mark.parametrize("away_s", [0.0, 1.5], ids=["at once", "away for longer than a lease"])
 def test_the_end_of_a_stream_lost_after_the_request_ended(
-    own_server: Callable[..., Server], rig_on: Callable[..., Rig]
+    own_server: Callable[..., Server], rig_on: Callable[..., Rig], proxy_to: Callable[..., Proxy], away_s: float
 ) -> None:
     """A failover takes the end of a finished stream back: it is sent again with the new connection."""
     server = own_server()
-    rig = rig_on(server)
-    rig.worker(lease_s=20.0)
+    rig, proxy = rig_on(server), proxy_to(server)
+    rig.worker(lease_s=1.0, url=proxy.url)
     rig.add("my-1", JOB)
     rig.wait_done("my-1")
     rig.wait_empty()
+    proxy.refuse()
+    time.sleep(away_s)
     whole = rig.raw("my-1")
     rig.client.xdel(rig.keys.out("my-1"), *[entry_id for entry_id, _ in whole[-3:]])
     # XDEL keeps the stream's last id, as no failover does: make the stream anew up to where a replica would be
@@ -190,7 +194,7 @@ def test_the_end_of_a_stream_lost_after_the_request_ended(
     for entry_id, fields in whole[:-3]:
         rig.client.xadd(rig.keys.out("my-1"), fields, id=entry_id)
     rig.client.pexpire(rig.keys.out("my-1"), 600_000)
-    rig.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    proxy.accept()
     wait_until(lambda: rig.is_done("my-1"), 5)
     assert rig.raw("my-1") == whole
 

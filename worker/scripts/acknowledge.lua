@@ -9,6 +9,7 @@
 -- Returns 1, or 0 if the entry is not this worker's (any more). The copy comes first: it alone can fail, for want of
 -- memory, and then nothing has happened yet and the whole is sent again. The owner check makes XACK's 1 certain.
 local pending = redis.pcall('XPENDING', KEYS[1], 'workers', ARGV[2], ARGV[2], 1)
+if pending.err and string.find(pending.err, '^ERR') then return pending end -- a right that is missing
 if pending.err or #pending == 0 or pending[1][2] ~= ARGV[1] then return 0 end
 if #ARGV > 2 then
   local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])

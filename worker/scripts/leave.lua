@@ -7,6 +7,7 @@
 local kept = 0
 for _, key in ipairs(KEYS) do
   local pending = redis.pcall('XPENDING', key, 'workers', '-', '+', 1, ARGV[1])
+  if pending.err and string.find(pending.err, '^ERR') then return pending end -- a right that is missing
   if not pending.err then
     if #pending == 0 then
       redis.call('XGROUP', 'DELCONSUMER', key, 'workers', ARGV[1])

@@ -9,6 +9,7 @@
 local out = {}
 for i = 2, #ARGV do
   local pending = redis.pcall('XPENDING', KEYS[1], 'workers', ARGV[i], ARGV[i], 1)
+  if pending.err and string.find(pending.err, '^ERR') then return pending end -- a right that is missing
   local mine = not pending.err and #pending == 1 and pending[1][2] == ARGV[1]
   if mine then
     mine = #redis.call('XCLAIM', KEYS[1], 'workers', ARGV[1], 0, ARGV[i], 'JUSTID') == 1
