@@ -118,7 +118,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
 
 def refuse_foreign(raw: Mapping[str, Any]) -> None:
     """Raise UnsupportedModelError for what no model may be: code of its own, quantised, or with an encoder."""
-    if raw.get("auto_map"):
+    if raw.get("auto_map", {}) != {}:  # transformers stumbles over null
         raise UnsupportedModelError(
             "auto_map",
             "The model brings its own code (auto_map in config.json); remote code is never run. Remove auto_map if the "
@@ -128,9 +128,14 @@ def refuse_foreign(raw: Mapping[str, Any]) -> None:
         described: object = raw["quantization_config"]
         named = cast("dict[str, Any]", described) if isinstance(described, dict) else {}
         method = named.get("quant_method", "unnamed")
-        raise UnsupportedModelError("quantization_config", f"Quantised weights (method {method}) are not supported.")
+        raise UnsupportedModelError(
+            "quantization_config",
+            f"Quantised weights (quantization_config in config.json, method {method}) are not supported.",
+        )
     if raw.get("is_encoder_decoder"):
-        raise UnsupportedModelError("is_encoder_decoder", "Encoder-decoder models are not supported.")
+        raise UnsupportedModelError(
+            "is_encoder_decoder", "Encoder-decoder models (is_encoder_decoder in config.json) are not supported."
+        )
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:

@@ -22,6 +22,8 @@ def culprit(raw: Mapping[str, Any]) -> str:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # or each attempt would repeat its warnings
     try:
+        if _is_taken(mapping[model_type], dict(raw)):  # it is something else that stumbles
+            return ""
         taken = (path for path in _paths(raw) if _is_taken(mapping[model_type], _without(raw, path)))
         first = next(taken, ())
         others = [] if len(first) > 1 else [path[0] for path in taken]

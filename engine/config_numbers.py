@@ -35,10 +35,8 @@ def whole(values: Mapping[str, Any], key: str, other_name: str = "") -> int:
 
 
 def flag(values: Mapping[str, Any], key: str, default: bool) -> bool:
-    """Give a truth value; what is missing or null is the default. Raises ModelError."""
-    value: object = values.get(key)
-    if value is None:
-        return default
+    """Give a truth value; what is missing is the default, and null is none. Raises ModelError."""
+    value: object = values.get(key, default)
     if not isinstance(value, bool):
         raise ModelError(f"config.json says {key} = {value!r}; it must be true or false.")
     return value

@@ -159,6 +159,6 @@ def refuse_unknown_parts(family: Family, values: Mapping[str, Any]) -> None:
         if values.get(key) not in (None, neutral) and not honoured:
             raise UnsupportedModelError(key, f"{key} is not supported by this architecture.")
     experts = () if family.experts else ("num_experts", "num_local_experts")
-    for key in ("attention_sinks", "sinks", "mlp_only_layers", "use_mrope", *experts):
+    for key in ("attention_sinks", "sinks", "mlp_only_layers", "use_mrope", "text_config", *experts):
         if values.get(key):
             raise UnsupportedModelError(key, f"{key} is not supported.")

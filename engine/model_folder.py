@@ -6,7 +6,7 @@ a model needs: files that are parsed are bounded in size, and numbers of the con
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,14 +40,39 @@ _PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _MAY_BE_ZERO = (*_EXPERTS, "num_experts_per_tok", "n_shared_experts", "num_shared_experts", "sliding_window")
 _MOST_EXPERTS = 1 << 16  # of all layers: each has tensors, whose names and shapes are made to compare them
-_ABOVE_ZERO = (
-    "rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "factor", "low_freq_factor",
-    "high_freq_factor",
-)  # fmt: skip
-_PARTS = ("partial_rotary_factor", "rotary_pct")
-_NUMBERS_EACH = ("short_factor", "long_factor")
 _VALUE_SHOWN = 60  # characters
 _ROPES = ("rope_parameters", "rope_scaling")  # may hold one object for each kind of layer
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_list_of(is_right: Callable[[object], bool], value: object) -> bool:
+    return isinstance(value, list) and all(map(is_right, cast("list[object]", value)))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str)
+
+
+# What values under some names must be: a test that never fails, and the same in words.
+_KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (
+        (
+            "rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "factor", "low_freq_factor",
+            "high_freq_factor",
+        ),
+        lambda value: _is_number(value) and value > 0, "a number above 0",
+    ),
+    (
+        ("partial_rotary_factor", "rotary_pct"),
+        lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1",
+    ),
+    (("short_factor", "long_factor"), lambda value: _is_list_of(_is_number, value), "a list of numbers"),
+    (("architectures",), lambda value: _is_list_of(_is_name, value), "a list of names"),
+    (("rope_type",), _is_name, "a name"),
+)  # fmt: skip
 
 
 def check_folder(model_dir: Path) -> None:
@@ -120,24 +145,14 @@ def _check_flat(values: Mapping[str, Any], path: Path) -> None:
         if value is not None and not all(type(size) is int and least <= size <= most for size in _sizes(name, value)):
             raise ModelError(f"{path} says {name} = {_short(value)}; it must be an integer from {least} to {most}.")
     _check_experts(values, path)
-    for name in _ABOVE_ZERO:
-        value = values.get(name)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
-            raise ModelError(f"{path} says {name} = {_short(value)}; it must be a number above 0.")
-    for name in _PARTS:
-        value = values.get(name)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1):
-            raise ModelError(f"{path} says {name} = {_short(value)}; it must be a number from 0 to 1.")
-    for name in _NUMBERS_EACH:
-        value = values.get(name)
-        if value is not None and not _is_list_of((int, float), value):
-            raise ModelError(f"{path} says {name} = {_short(value)}; it must be a list of numbers.")
-    kind: object = values.get("rope_type")
-    if kind is not None and not isinstance(kind, str):
-        raise ModelError(f"{path} says rope_type = {_short(kind)}; it must be a name.")
-    architectures: object = values.get("architectures")
-    if architectures is not None and not _is_list_of(str, architectures):
-        raise ModelError(f"{path} says architectures = {_short(architectures)}; it must be a list of names.")
+    for names, is_right, what in _KINDS:
+        for name in names:
+            value = values.get(name)
+            if value is not None and not is_right(value):
+                raise ModelError(f"{path} says {name} = {_short(value)}; it must be {what}.")
+    for name in ("low_freq_factor", "high_freq_factor"):
+        if values.get("rope_type", values.get("type")) == "llama3" and values.get(name, 1) is None:
+            raise ModelError(f"{path} says {name} = None; it must be a number above 0.")
     _check_eos(values, path)
 
 
@@ -207,10 +222,6 @@ def _refuse_code(path: Path) -> None:
             f"The tokenizer brings its own code (auto_map in {path}); remote code is never run. Remove auto_map if "
             "tokenizer.json is all that it needs.",
         )
-
-
-def _is_list_of(kind: type | tuple[type, ...], value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) for item in cast("list[object]", value))
 
 
 def _short(value: object) -> str:

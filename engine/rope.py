@@ -92,13 +92,15 @@ def _rope_config(family: Family, values: Mapping[str, Any], rope: Mapping[str, A
     max_position = int(values["max_position_embeddings"])
     # dynamic scaling begins at the configuration's own length, whatever else it names
     original = max_position if kind == "dynamic" else _original(values, rope, max_position)
-    factor = number(rope, "factor", max_position / original if kind in ("yarn", "longrope") else 1.0)
+    stretch = {"default": 1.0, "yarn": max_position / original, "longrope": max_position / original}
+    factor = number(rope, "factor", stretch.get(kind))
+    low, high = (None, None) if kind == "llama3" else (1.0, 4.0)
     made = RopeConfig(
         kind=kind,
         theta=number(rope, "rope_theta"),
         factor=factor,
-        low_freq_factor=number(rope, "low_freq_factor", 1.0),
-        high_freq_factor=number(rope, "high_freq_factor", 4.0),
+        low_freq_factor=number(rope, "low_freq_factor", low),
+        high_freq_factor=number(rope, "high_freq_factor", high),
         original_max_position=original,
         beta_fast=number(rope, "beta_fast", 32.0),
         beta_slow=number(rope, "beta_slow", 1.0),

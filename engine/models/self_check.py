@@ -105,7 +105,7 @@ def _checked(config: TransformersConfig, backend: Backend) -> KvShape:
 
 def _shape(config: TransformersConfig) -> KvShape:
     """Shape of the small model's cache, after a pass of it with the whole model's windows."""
-    wide = type(config.raw)(**shrunk(config.raw, keep_windows=True))
+    wide = probe.of_length(type(config.raw)(**shrunk(config.raw, keep_windows=True)), config.max_position)
     if (count := config.num_built(wide)) > MOST_PARAMETERS:
         raise refused("self_check", f"a small copy of it would still have {count / 1e6:.0f} million parameters")
     with torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]

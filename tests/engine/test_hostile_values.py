@@ -66,7 +66,8 @@ EVERY = [
     ("sliding_window", -1), ("sliding_window", 1.5), ("rope_parameters", "x"), ("rope_parameters", [1]),
     ("rope_scaling", 3), ("model_type", "x"), ("model_type", None), ("dtype", "x"), ("dtype", 3), ("dtype", []),
     ("architectures", []), ("architectures", None), ("tie_word_embeddings", 3),
-    ("max_position_embeddings", 3), ("num_hidden_layers", 1.5), ("vocab_size", True),
+    ("max_position_embeddings", 3), ("num_hidden_layers", 1.5), ("vocab_size", True), ("auto_map", None),
+    ("auto_map", False), ("is_encoder_decoder", "x"), ("quantization_config", "x"), ("text_config", {"a": 1}),
 ]  # fmt: skip
 
 
@@ -103,7 +104,12 @@ def test_rotary_embeddings(tmp_path: Path, name: str, rope: dict[str, Any], key:
     ("name", "changes", "key"),
     [
         ("qwen2", {"rope_parameters": {**YARN, "truncate": "no"}}, "truncate"),
+        ("qwen2", {"rope_parameters": {**YARN, "truncate": None}}, "truncate"),
         ("qwen2", {"rope_parameters": {**YARN, "rope_type": {}}}, "rope_"),
+        *(("mistral", {"rope_parameters": {**rope, key: None}}, key) for rope, key in (
+            (LINEAR, "factor"), (DYNAMIC, "factor"), (LLAMA3, "factor"), (LLAMA3, "low_freq_factor"),
+            (LLAMA3, "high_freq_factor"),
+        )),
         ("qwen2", {"rope_parameters": {**LINEAR, "rope_theta": None}}, "rope_theta"),
         ("gemma3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("gemma3", {"rope_parameters": {"full_attention": {**LINEAR, "factor": 1e-300}, "sliding_attention": LINEAR}},
