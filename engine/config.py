@@ -109,11 +109,25 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     raw = read_json(model_dir / "config.json")
     _refuse_unsupported(raw)
     # transformers fills in bos and eos ids that the file never named; only what was written counts as an end
-    values = {**filled_config(model_dir).to_dict(), "eos_token_id": raw.get("eos_token_id")}
+    filled = filled_config(model_dir)
+    _check_kind(str(raw["architectures"][0]), str(filled.model_type))
+    values = {**filled.to_dict(), "eos_token_id": raw.get("eos_token_id")}
     if is_mxfp4(raw):
         values |= {"quantization_config": raw["quantization_config"], "dtype": values.get("dtype") or "bfloat16"}
     eos = eos_ids(model_dir, values)
     return _model_config(str(raw["architectures"][0]), values, eos)
+
+
+def _check_kind(architecture: str, model_type: str) -> None:
+    """Refuse a model type of another architecture: what the file leaves out would have that one's defaults."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if names.get(model_type) != architecture:
+        raise ModelError(
+            f"config.json says model_type = {model_type!r} and architectures = [{architecture!r}], which do not belong "
+            f"together: that type's architecture is {names.get(model_type, 'none that generates text')}."
+        )
 
 
 def refuse_foreign(raw: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ def culprit(raw: Mapping[str, Any]) -> str:
     if not isinstance(model_type, str) or model_type not in mapping:
         return "model_type"
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # or each attempt would repeat its warnings
+    logging.set_verbosity(logging.CRITICAL)  # or each attempt would repeat its warnings
     try:
         if _is_taken(mapping[model_type], dict(raw)):  # it is something else that stumbles
             return ""

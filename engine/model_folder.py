@@ -6,6 +6,7 @@ a model needs: files that are parsed are bounded in size, and numbers of the con
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -30,18 +31,27 @@ _MOST = {
     "hidden_size": 1 << 19, "n_embd": 1 << 19, "d_model": 1 << 19,
     "intermediate_size": 1 << 21, "n_inner": 1 << 21, "ffn_dim": 1 << 21, "moe_intermediate_size": 1 << 21,
     "num_hidden_layers": 1 << 12, "n_layer": 1 << 12, "n_layers": 1 << 12,
+    "num_layers": 1 << 12, "num_blocks": 1 << 12, "decoder_layers": 1 << 12, "encoder_layers": 1 << 12,
+    "num_decoder_layers": 1 << 12, "num_encoder_layers": 1 << 12, "depth": 1 << 12,
     "num_attention_heads": 1 << 14, "num_key_value_heads": 1 << 14, "n_head": 1 << 14, "num_kv_heads": 1 << 14,
     "head_dim": 1 << 14,
     "max_position_embeddings": 1 << 30, "n_positions": 1 << 30, "sliding_window": 1 << 40,
     "num_local_experts": 1 << 12, "num_experts": 1 << 12, "n_routed_experts": 1 << 12, "moe_num_experts": 1 << 12,
+    "num_labels": 1 << 16,  # transformers makes a name for each
     "num_experts_per_tok": 1 << 12, "n_shared_experts": 1 << 12, "num_shared_experts": 1 << 12,
 }  # fmt: skip
 _PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")  # may be lists, one for each layer
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_MAY_BE_ZERO = (*_EXPERTS, "num_experts_per_tok", "n_shared_experts", "num_shared_experts", "sliding_window")
+_MAY_BE_ZERO = (
+    *_EXPERTS,
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "num_shared_experts",
+    "sliding_window",
+    "num_labels",
+)
 _MOST_EXPERTS = 1 << 16  # of all layers: each has tensors, whose names and shapes are made to compare them
 _VALUE_SHOWN = 60  # characters
-_ROPES = ("rope_parameters", "rope_scaling")  # may hold one object for each kind of layer
 
 
 def _is_number(value: object) -> bool:
@@ -87,6 +97,8 @@ def check_folder(model_dir: Path) -> None:
         raise ModelNotFoundError(f"There is no model directory {model_dir}.")
     try:
         refuse_foreign_weights(model_dir)
+        for path in (*model_dir.iterdir(), *(model_dir / TEMPLATES).glob("*")):
+            _refuse_link(path)
         for path in decisive_files(model_dir):
             _check_size(path)
         _check_templates(model_dir / TEMPLATES)
@@ -134,6 +146,9 @@ def check_index(model_dir: Path, names: Iterable[str]) -> None:
 
 def check_numbers(values: Mapping[str, Any], path: Path) -> None:
     """Refuse sizes that are no positive integers or larger than any model's. Raises ModelError, naming the value."""
+    for name in ("configuration_files", "attribute_map"):  # by which transformers reads another file, or another key
+        if name in values:
+            raise ModelError(f"{path} says {name} = {_short(values[name])}; no model needs that key, remove it.")
     for part in _objects(values):
         _check_flat(part, path)
 
@@ -157,16 +172,11 @@ def _check_flat(values: Mapping[str, Any], path: Path) -> None:
 
 
 def _objects(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A configuration and the objects in it that hold numbers of the same names; nothing deeper is ever read."""
-    text: object = values.get("text_config")
-    for outer in (values, cast("Mapping[str, Any]", text)) if isinstance(text, dict) else (values,):
-        yield outer
-        for name in _ROPES:
-            rope: object = outer.get(name)
-            if isinstance(rope, dict):
-                yield cast("dict[str, Any]", rope)
-                kinds = cast("dict[str, object]", rope).values()
-                yield from (cast("dict[str, Any]", kind) for kind in kinds if isinstance(kind, dict))
+    """A configuration and all objects in it: transformers makes models of some, beside the text's."""
+    yield values
+    for value in values.values():
+        if isinstance(value, dict):
+            yield from _objects(cast("dict[str, Any]", value))
 
 
 def _check_experts(values: Mapping[str, Any], path: Path) -> None:
@@ -196,6 +206,13 @@ def _check_eos(values: Mapping[str, Any], path: Path) -> None:
         raise ModelError(
             f"{path} says eos_token_id = {_short(eos)}; it must be an id or a list of ids, from 0 to {most - 1}."
         )
+
+
+def _refuse_link(path: Path) -> None:
+    """Refuse links to what only looks like a file: reading one may wait for ever."""
+    target = os.path.realpath(path)  # never raises, for a loop of links neither
+    if target.startswith(("/dev/", "/proc/", "/sys/")):
+        raise ModelError(f"{path} leads to {target}, which is no file of a model; remove it.")
 
 
 def _check_size(path: Path) -> None:
