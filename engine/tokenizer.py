@@ -16,6 +16,7 @@ from .json_file import is_file, read_json
 from .model_folder import MOST_VOCABULARY_BYTES
 from .panics import TokenizerPanicError, panics_as_errors
 from .token_table import detokenizer_factory
+from .tokenizer_limits import MOST_GROWTH, excess
 from .types import Detokenizer, RequestRefusedError
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ def load_tokenizer(model_dir: str | Path, name: str | None = None) -> ModelToken
     raw.no_truncation()
     try:
         with panics_as_errors():
+            if part := excess(raw):
+                raise TokenizerError(
+                    f"the {part} in {path / 'tokenizer.json'} may make a text more than {MOST_GROWTH:g} times as long; "
+                    "no model needs that"
+                )
             return ModelTokenizer(name or path.name, pretrained, raw)
     except (RequestRefusedError, TokenizerPanicError) as error:
         raise TokenizerError(f"the tokenizer in {path} is of no use: {error}") from error

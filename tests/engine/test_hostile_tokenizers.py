@@ -91,3 +91,38 @@ def test_ids_that_every_prompt_would_have_and_the_model_has_not(folder: Path) ->
         "special_tokens": {"<x>": {"id": "<x>", "ids": [99_999], "tokens": ["<x>"]}},
     })  # fmt: skip
     refused(folder, "ids up to 99999, .* only 320 rows")
+
+
+def replaced(pattern: dict[str, str], content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def sequence(name: str, *steps: object) -> dict[str, object]:
+    return {"type": "Sequence", name: list(steps)}
+
+
+TWICE = replaced({"String": "a"}, "aa")
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+TWENTY_TEXTS = {
+    "type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 20, "pair": [],
+    "special_tokens": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", sequence("normalizers", *[TWICE] * 40)),
+        ("normalizer", replaced({"Regex": ""}, "a" * 2000)),
+        ("pre_tokenizer", sequence("pretokenizers", sequence("pretokenizers", *[BYTES] * 20))),
+        ("post_processor", sequence("processors", *[TWENTY_TEXTS] * 3)),
+        ("decoder", sequence("decoders", *[TWICE] * 40)),
+    ],
+)
+def test_texts_that_would_grow_without_end(folder: Path, part: str, value: object) -> None:
+    refused(with_tokenizer(folder, **{part: value}), f"the {part} in .*tokenizer.json may make a text more than")
+
+
+def test_steps_that_shorten_or_keep_a_text_are_as_many_as_there_are(folder: Path) -> None:
+    steps = [replaced({"String": "ab"}, "c"), replaced({"Regex": "x+"}, "")] * 50
+    load_tokenizer(with_tokenizer(folder, normalizer=sequence("normalizers", *steps)))
