@@ -213,10 +213,8 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
     num_heads, hidden_size = int(values["num_attention_heads"]), int(values["hidden_size"])
     num_kv_heads = int(values["num_key_value_heads"])
     if num_heads % num_kv_heads:
-        raise ModelError(
-            f"config.json says num_attention_heads = {num_heads}; it must be a multiple of num_key_value_heads, "
-            f"{num_kv_heads}."
-        )
+        of = f"num_key_value_heads, {num_kv_heads}"
+        raise ModelError(f"config.json says num_attention_heads = {num_heads}; it must be a multiple of {of}.")
     head_dim = int(values.get("head_dim") or hidden_size // num_heads)
     windows = layer_windows(family, values)
     ropes, rope_of = layer_ropes(family, values, head_dim)
