@@ -110,7 +110,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     _refuse_unsupported(raw)
     # transformers fills in bos and eos ids that the file never named; only what was written counts as an end
     filled = filled_config(model_dir)
-    _check_kind(str(raw["architectures"][0]), str(filled.model_type))
+    _check_kind(str(raw["architectures"][0]), str(raw.get("model_type") or filled.model_type))
     values = {**filled.to_dict(), "eos_token_id": raw.get("eos_token_id")}
     if is_mxfp4(raw):
         values |= {"quantization_config": raw["quantization_config"], "dtype": values.get("dtype") or "bfloat16"}

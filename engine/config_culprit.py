@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from logging import CRITICAL
 from typing import Any, cast
 
 _MOST_TRIED = 200  # keys; real configurations have a third of them
@@ -20,7 +21,7 @@ def culprit(raw: Mapping[str, Any]) -> str:
     if not isinstance(model_type, str) or model_type not in mapping:
         return "model_type"
     level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)  # or each attempt would repeat its warnings
+    logging.set_verbosity(CRITICAL)  # or each attempt would repeat its warnings
     try:
         if _is_taken(mapping[model_type], dict(raw)):  # it is something else that stumbles
             return ""
