@@ -103,7 +103,7 @@ def sequence(name: str, *steps: object) -> dict[str, object]:
 
 TWICE = replaced({"String": "a"}, "aa")
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-TWENTY_TEXTS = {
+TWENTY_TEXTS: dict[str, object] = {
     "type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 20, "pair": [],
     "special_tokens": {},
 }  # fmt: skip
