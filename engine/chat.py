@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .chat_guard import CallerText, ChatGuard, caller_texts, is_control
 from .chat_limits import TemplateLimitError, refuse_large_operations, render_limits
+from .panics import panics_as_errors
 from .types import RequestRefusedError
 
 if TYPE_CHECKING:
@@ -180,7 +181,10 @@ class _TemplateSide:
 
     def _normalized(self, text: str) -> str:
         # Tokens that are looked for after normalisation can arise from text that only normalises to theirs.
-        return text if self._normalizer is None else self._normalizer.normalize_str(text)
+        if self._normalizer is None:
+            return text
+        with panics_as_errors():
+            return self._normalizer.normalize_str(text)
 
     def _private_tokenizer(self) -> _PrivateTokenizer:
         from tokenizers import Tokenizer, normalizers
@@ -221,7 +225,8 @@ def encode_text(tokenizer: Tokenizer, text: str, param: str, *, add_special_toke
     except UnicodeEncodeError:
         raise RequestRefusedError("invalid_request", "a text holds a lone surrogate", param) from None
     try:
-        return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        with panics_as_errors():
+            return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
     except Exception as error:  # the library raises nothing narrower, for a vocabulary without its unknown token say
         raise RequestRefusedError("internal", f"the tokenizer cannot encode the text: {error}") from error
 

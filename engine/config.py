@@ -13,6 +13,8 @@ from typing import Any, cast
 
 from ..kernels.gated import Activation, Clamp
 from ..kernels.matrix import PANEL
+from .config_culprit import culprit
+from .config_numbers import number, whole
 from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from .families import ACTIVATIONS, FAMILIES, ExpertKeys, Family, layer_windows, refuse_unknown_parts
 from .json_file import is_file, read_json
@@ -79,7 +81,7 @@ class ModelConfig:
     def most_positions(self) -> int:
         """The longest text that can be asked for; more than `max_position` where rotary scaling begins beyond it."""
         factors = [rope.factor for rope in self.ropes if rope.kind == "dynamic"]
-        return int(self.max_position * min(factors, default=1.0))
+        return int(self.max_position * max(1.0, min(factors, default=1.0)))
 
     def choices(self, max_model_len: int) -> str:
         """What the longest text decides of the output of every text, in words; the same words, the same output."""
@@ -107,16 +109,30 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     raw = read_json(model_dir / "config.json")
     _refuse_unsupported(raw)
     # transformers fills in bos and eos ids that the file never named; only what was written counts as an end
-    values = {**filled_config(model_dir).to_dict(), "eos_token_id": raw.get("eos_token_id")}
+    filled = filled_config(model_dir)
+    _check_kind(str(raw["architectures"][0]), str(raw.get("model_type") or filled.model_type))
+    values = {**filled.to_dict(), "eos_token_id": raw.get("eos_token_id")}
     if is_mxfp4(raw):
         values |= {"quantization_config": raw["quantization_config"], "dtype": values.get("dtype") or "bfloat16"}
     eos = eos_ids(model_dir, values)
     return _model_config(str(raw["architectures"][0]), values, eos)
 
 
+def _check_kind(architecture: str, model_type: str) -> None:
+    """Refuse a model type of another architecture: what the file leaves out would have that one's defaults."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if names.get(model_type) != architecture:
+        raise ModelError(
+            f"config.json says model_type = {model_type!r} and architectures = [{architecture!r}], which do not belong "
+            f"together: that type's architecture is {names.get(model_type, 'none that generates text')}."
+        )
+
+
 def refuse_foreign(raw: Mapping[str, Any]) -> None:
     """Raise UnsupportedModelError for what no model may be: code of its own, quantised, or with an encoder."""
-    if raw.get("auto_map"):
+    if raw.get("auto_map", {}) != {}:  # transformers stumbles over null
         raise UnsupportedModelError(
             "auto_map",
             "The model brings its own code (auto_map in config.json); remote code is never run. Remove auto_map if the "
@@ -126,9 +142,14 @@ def refuse_foreign(raw: Mapping[str, Any]) -> None:
         described: object = raw["quantization_config"]
         named = cast("dict[str, Any]", described) if isinstance(described, dict) else {}
         method = named.get("quant_method", "unnamed")
-        raise UnsupportedModelError("quantization_config", f"Quantised weights (method {method}) are not supported.")
+        raise UnsupportedModelError(
+            "quantization_config",
+            f"Quantised weights (quantization_config in config.json, method {method}) are not supported.",
+        )
     if raw.get("is_encoder_decoder"):
-        raise UnsupportedModelError("is_encoder_decoder", "Encoder-decoder models are not supported.")
+        raise UnsupportedModelError(
+            "is_encoder_decoder", "Encoder-decoder models (is_encoder_decoder in config.json) are not supported."
+        )
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
@@ -158,8 +179,9 @@ def filled_config(model_dir: Path) -> Any:
     try:
         return auto.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever values that cannot be make transformers raise
-        said = " ".join(str(error).split())
-        raise ModelError(f"{model_dir / 'config.json'} does not describe a model: {said}") from error
+        said, key = " ".join(str(error).split()), culprit(read_json(model_dir / "config.json"))
+        without = f"; without {key} it would" if key else ""
+        raise ModelError(f"{model_dir / 'config.json'} does not describe a model{without}: {said}") from error
 
 
 def eos_ids(model_dir: Path, values: Mapping[str, Any]) -> frozenset[int]:
@@ -180,7 +202,7 @@ def checked_dtype(values: Mapping[str, Any]) -> str:
     """Give the type of a checkpoint's weights by name. Raises UnsupportedModelError."""
     dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):
-        raise UnsupportedModelError("dtype", f"Weights of type {dtype} are not supported.")
+        raise UnsupportedModelError("dtype", f"config.json says dtype = {dtype!r}: such weights are not supported.")
     return dtype
 
 
@@ -191,10 +213,11 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
     num_heads, hidden_size = int(values["num_attention_heads"]), int(values["hidden_size"])
     num_kv_heads = int(values["num_key_value_heads"])
     if num_heads % num_kv_heads:
-        raise ModelError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly.")
+        of = f"num_key_value_heads, {num_kv_heads}"
+        raise ModelError(f"config.json says num_attention_heads = {num_heads}; it must be a multiple of {of}.")
     head_dim = int(values.get("head_dim") or hidden_size // num_heads)
-    ropes, rope_of = layer_ropes(family, values, head_dim)
     windows = layer_windows(family, values)
+    ropes, rope_of = layer_ropes(family, values, head_dim)
 
     def bias(fixed: bool | None, key: str) -> bool:
         return bool(values.get(key)) if fixed is None else fixed
@@ -209,7 +232,7 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position=int(values["max_position_embeddings"]),
-        rms_norm_eps=float(values["rms_norm_eps"]),
+        rms_norm_eps=number(values, "rms_norm_eps", least=1e-30, most=1.0),
         ropes=ropes,
         layers=tuple(LayerConfig(window, rope) for window, rope in zip(windows, rope_of, strict=True)),
         tie_word_embeddings=bool(values["tie_word_embeddings"]),
@@ -226,31 +249,36 @@ def _model_config(architecture: str, values: Mapping[str, Any], eos: frozenset[i
 
 def _experts(keys: ExpertKeys, values: Mapping[str, Any]) -> ExpertsConfig:
     """Read the mixture of experts, whose number transformers names alike for all architectures."""
-    count, top_k = int(values["num_local_experts"]), int(values["num_experts_per_tok"])
-    if not 1 <= top_k <= count:
-        raise ModelError(f"Each token takes {top_k} of {count} experts.")
+    count, top_k = whole(values, "num_local_experts", "num_experts"), whole(values, "num_experts_per_tok")
+    if top_k > count:
+        raise ModelError(
+            f"config.json says num_experts_per_tok = {top_k}; it must be at most the number of experts, {count} "
+            "(num_local_experts or num_experts)."
+        )
     if values.get("decoder_sparse_step", 1) != 1:
-        raise UnsupportedModelError("decoder_sparse_step", "Experts in only some of the layers are not supported.")
+        raise UnsupportedModelError(
+            "decoder_sparse_step", "Experts in only some of the layers (decoder_sparse_step) are not supported."
+        )
     for key in (keys.width, "hidden_size"):
         if int(values[key]) % PANEL:
-            raise UnsupportedModelError(key, f"Experts with a {key} that is no multiple of {PANEL} are not supported.")
-    clamp = Clamp(float(values["swiglu_alpha"]), float(values["swiglu_limit"])) if keys.clamped else None
+            raise UnsupportedModelError(key, f"Experts are not supported whose {key} is no multiple of {PANEL}.")
+    clamp = Clamp(number(values, "swiglu_alpha"), number(values, "swiglu_limit")) if keys.clamped else None
     return ExpertsConfig(count, top_k, not keys.normalised or bool(values[keys.normalised]), clamp)
 
 
 def _scales(family: Family, values: Mapping[str, Any], hidden_size: int, head_dim: int) -> dict[str, Any]:
     """The factors, caps and the activation; what an architecture does not know leaves things as they are."""
-    divisor = float(values[family.attention_divisor_key] if family.attention_divisor_key else head_dim)
+    divisor = number(values, family.attention_divisor_key) if family.attention_divisor_key else float(head_dim)
     scales: dict[str, Any] = {
         "scale": divisor**-0.5,
-        "soft_cap": float(values.get("attn_logit_softcapping") or 0.0),
+        "soft_cap": number(values, "attn_logit_softcapping", 0.0),
         "activation": ACTIVATIONS[values[family.activation_key]],
         "embedding_scale": hidden_size**0.5 if family.scaled_embedding else 1.0,
-        "logits_soft_cap": float(values.get("final_logit_softcapping") or 0.0),
+        "logits_soft_cap": number(values, "final_logit_softcapping", 0.0),
     }
     if family.multipliers:
-        scales["scale"] = float(values["attention_multiplier"])
-        scales["embedding_scale"] = float(values["embedding_multiplier"])
-        scales["residual_scale"] = float(values["residual_multiplier"])
-        scales["logits_divisor"] = float(values["logits_scaling"])
+        scales["scale"] = number(values, "attention_multiplier")
+        scales["embedding_scale"] = number(values, "embedding_multiplier")
+        scales["residual_scale"] = number(values, "residual_multiplier")
+        scales["logits_divisor"] = number(values, "logits_scaling")
     return scales

@@ -13,7 +13,13 @@ from __future__ import annotations
 
 
 class ModelError(Exception):
-    """The engine cannot start with this model; the message is one sentence for the person who started it."""
+    """The engine cannot start with this model; the message is one line for the person who started it.
+
+    It may quote what stands in the model's files: what a terminal would obey, or take for another line, is escaped.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message))
 
 
 class ModelNotFoundError(ModelError):

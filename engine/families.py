@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..kernels.gated import Activation
+from .config_numbers import whole
 from .errors import ModelError, UnsupportedModelError
 
 NormPlaces = Literal["before", "after", "around"]  # of attention and feed-forward: their input's, their output's, both
 QueryKeyNorms = Literal["none", "head", "row"]  # of each head, or of all heads of a row together
 Windows = Literal["none", "all", "by_layer"]  # layers that see a window: none, all of them, those that layer_types says
 
+MOST_POSITIONS = 1 << 30
 MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 
 
@@ -110,21 +112,26 @@ def layer_windows(family: Family, values: Mapping[str, Any]) -> tuple[int, ...]:
     types = list(values.get("layer_types") or ())
     unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention")]
     if unknown:
-        raise UnsupportedModelError("layer_types", f"Layers of type {unknown[0]!r} are not supported.")
+        raise UnsupportedModelError("layer_types", f"Layers of type {unknown[0]!r} (layer_types) are not supported.")
     if types and len(types) != num_layers:
-        raise ModelError(f"layer_types has {len(types)} entries for {num_layers} layers.")
+        raise ModelError(f"layer_types has {len(types)} entries for {num_layers} layers (num_hidden_layers).")
     if family.windows != "by_layer":
-        whole = "sliding_attention" if family.windows == "all" and size is not None else "full_attention"
-        if any(kind != whole for kind in types):
+        only = "sliding_attention" if family.windows == "all" and size is not None else "full_attention"
+        if any(kind != only for kind in types):
             raise UnsupportedModelError(
-                "layer_types", "Layers of different types are not supported by this architecture."
+                "layer_types", f"Layers of other types (layer_types) than {only!r} are not supported in this model."
             )
-        types = [whole] * num_layers
+        types = [only] * num_layers
     if size is not None and family.windows == "none":
-        raise UnsupportedModelError("sliding_window", "A sliding window is not supported by this architecture.")
-    if "sliding_attention" in types and (size is None or int(size) < 1):
-        raise ModelError(f"layer_types asks for a sliding window, and sliding_window is {size}.")
-    return tuple(int(size) if kind == "sliding_attention" else 0 for kind in types)  # type: ignore[arg-type]
+        raise UnsupportedModelError("sliding_window", "A sliding_window is not supported by this architecture.")
+    if "sliding_attention" not in types:
+        return (0,) * num_layers
+    if size is None:
+        raise ModelError(
+            "layer_types asks for a window, and sliding_window is null, or use_sliding_window false takes it away."
+        )
+    window = min(whole(values, "sliding_window"), MOST_POSITIONS)
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
 
 
 def refuse_unknown_parts(family: Family, values: Mapping[str, Any]) -> None:
@@ -133,13 +140,17 @@ def refuse_unknown_parts(family: Family, values: Mapping[str, Any]) -> None:
     if activation not in ACTIVATIONS:
         raise UnsupportedModelError(
             family.activation_key,
-            f"The activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}.",
+            f"The activation {activation!r} ({family.activation_key}) is not supported; supported: "
+            f"{', '.join(ACTIVATIONS)}.",
         )
     if values.get("use_bidirectional_attention"):
-        raise UnsupportedModelError("use_bidirectional_attention", "Attention to later positions is not supported.")
+        raise UnsupportedModelError(
+            "use_bidirectional_attention",
+            "Attention to later positions (use_bidirectional_attention) is not supported.",
+        )
     if family.experts and activation != "silu":
         raise UnsupportedModelError(
-            family.activation_key, f"Experts with the activation {activation!r} are not supported."
+            family.activation_key, f"Experts with {family.activation_key} = {activation!r} are not supported."
         )
     for key, honoured, neutral in (
         ("attn_logit_softcapping", family.attention_cap, None), ("final_logit_softcapping", family.logits_cap, None),
@@ -147,13 +158,7 @@ def refuse_unknown_parts(family: Family, values: Mapping[str, Any]) -> None:
     ):  # fmt: skip
         if values.get(key) not in (None, neutral) and not honoured:
             raise UnsupportedModelError(key, f"{key} is not supported by this architecture.")
-    for key in (
-        "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "logits_scaling", "swiglu_alpha",
-        "swiglu_limit",
-    ):  # fmt: skip
-        if values.get(key) is not None and not float(values[key]) > 0.0:
-            raise ModelError(f"config.json says {key} {values[key]!r}; it must be above 0.")
     experts = () if family.experts else ("num_experts", "num_local_experts")
-    for key in ("attention_sinks", "sinks", "mlp_only_layers", "use_mrope", *experts):
+    for key in ("attention_sinks", "sinks", "mlp_only_layers", "use_mrope", "text_config", *experts):
         if values.get(key):
             raise UnsupportedModelError(key, f"{key} is not supported.")

@@ -82,7 +82,7 @@ def read_config(model_dir: Path) -> ModelConfig | TransformersConfig:
     except UnsupportedModelError as error:
         if error.feature in _NEVER:
             raise
-        other = read_transformers_config(model_dir)
+        other = read_transformers_config(model_dir, "" if error.feature == "architectures" else str(error))
         logger.info("%s runs through transformers' own code: %s", other.architecture, error)
         return other
     logger.info("%s runs natively", model.architecture)
@@ -112,7 +112,8 @@ def load_runner(
     max_model_len = config.max_model_len or model.max_position
     if max_model_len > model.most_positions:
         raise ModelError(
-            f"max_model_len {max_model_len} is more than the {model.most_positions} positions of the model."
+            f"max_model_len {max_model_len} is more than the {model.most_positions} positions of the model "
+            "(max_position_embeddings in config.json)."
         )
     counts = plan_num_blocks(size, config, max_model_len, available_bytes())
     limits = RunnerLimits(

@@ -6,7 +6,8 @@ a model needs: files that are parsed are bounded in size, and numbers of the con
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,19 +31,58 @@ _MOST = {
     "hidden_size": 1 << 19, "n_embd": 1 << 19, "d_model": 1 << 19,
     "intermediate_size": 1 << 21, "n_inner": 1 << 21, "ffn_dim": 1 << 21, "moe_intermediate_size": 1 << 21,
     "num_hidden_layers": 1 << 12, "n_layer": 1 << 12, "n_layers": 1 << 12,
+    "num_layers": 1 << 12, "num_blocks": 1 << 12, "decoder_layers": 1 << 12, "encoder_layers": 1 << 12,
+    "num_decoder_layers": 1 << 12, "num_encoder_layers": 1 << 12, "depth": 1 << 12,
     "num_attention_heads": 1 << 14, "num_key_value_heads": 1 << 14, "n_head": 1 << 14, "num_kv_heads": 1 << 14,
     "head_dim": 1 << 14,
-    "max_position_embeddings": 1 << 30, "n_positions": 1 << 30,
+    "max_position_embeddings": 1 << 30, "n_positions": 1 << 30, "sliding_window": 1 << 40,
     "num_local_experts": 1 << 12, "num_experts": 1 << 12, "n_routed_experts": 1 << 12, "moe_num_experts": 1 << 12,
+    "num_labels": 1 << 16,  # transformers makes a name for each
     "num_experts_per_tok": 1 << 12, "n_shared_experts": 1 << 12, "num_shared_experts": 1 << 12,
 }  # fmt: skip
 _PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")  # may be lists, one for each layer
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_MAY_BE_ZERO = (*_EXPERTS, "num_experts_per_tok", "n_shared_experts", "num_shared_experts")  # in a dense model
+_MAY_BE_ZERO = (
+    *_EXPERTS,
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "num_shared_experts",
+    "sliding_window",
+    "num_labels",
+)
 _MOST_EXPERTS = 1 << 16  # of all layers: each has tensors, whose names and shapes are made to compare them
-_ABOVE_ZERO = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "factor")
 _VALUE_SHOWN = 60  # characters
-_ROPES = ("rope_parameters", "rope_scaling")  # may hold one object for each kind of layer
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_list_of(is_right: Callable[[object], bool], value: object) -> bool:
+    return isinstance(value, list) and all(map(is_right, cast("list[object]", value)))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str)
+
+
+# What values under some names must be: a test that never fails, and the same in words.
+_KINDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (
+        (
+            "rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "factor", "low_freq_factor",
+            "high_freq_factor",
+        ),
+        lambda value: _is_number(value) and value > 0, "a number above 0",
+    ),
+    (
+        ("partial_rotary_factor", "rotary_pct"),
+        lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1",
+    ),
+    (("short_factor", "long_factor"), lambda value: _is_list_of(_is_number, value), "a list of numbers"),
+    (("architectures",), lambda value: _is_list_of(_is_name, value), "a list of names"),
+    (("rope_type",), _is_name, "a name"),
+)  # fmt: skip
 
 
 def check_folder(model_dir: Path) -> None:
@@ -57,6 +97,8 @@ def check_folder(model_dir: Path) -> None:
         raise ModelNotFoundError(f"There is no model directory {model_dir}.")
     try:
         refuse_foreign_weights(model_dir)
+        for path in (*model_dir.iterdir(), *(model_dir / TEMPLATES).glob("*")):
+            _refuse_link(path)
         for path in decisive_files(model_dir):
             _check_size(path)
         _check_templates(model_dir / TEMPLATES)
@@ -104,6 +146,9 @@ def check_index(model_dir: Path, names: Iterable[str]) -> None:
 
 def check_numbers(values: Mapping[str, Any], path: Path) -> None:
     """Refuse sizes that are no positive integers or larger than any model's. Raises ModelError, naming the value."""
+    for name in ("configuration_files", "attribute_map"):  # by which transformers reads another file, or another key
+        if name in values:
+            raise ModelError(f"{path} says {name} = {_short(values[name])}; no model needs that key, remove it.")
     for part in _objects(values):
         _check_flat(part, path)
 
@@ -115,27 +160,23 @@ def _check_flat(values: Mapping[str, Any], path: Path) -> None:
         if value is not None and not all(type(size) is int and least <= size <= most for size in _sizes(name, value)):
             raise ModelError(f"{path} says {name} = {_short(value)}; it must be an integer from {least} to {most}.")
     _check_experts(values, path)
-    for name in _ABOVE_ZERO:
-        value = values.get(name)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
-            raise ModelError(f"{path} says {name} = {_short(value)}; it must be a number above 0.")
-    architectures: object = values.get("architectures")
-    if architectures is not None and not _is_list_of(str, architectures):
-        raise ModelError(f"{path} says architectures = {_short(architectures)}; it must be a list of names.")
+    for names, is_right, what in _KINDS:
+        for name in names:
+            value = values.get(name)
+            if value is not None and not is_right(value):
+                raise ModelError(f"{path} says {name} = {_short(value)}; it must be {what}.")
+    for name in ("low_freq_factor", "high_freq_factor"):
+        if values.get("rope_type", values.get("type")) == "llama3" and values.get(name, 1) is None:
+            raise ModelError(f"{path} says {name} = None; it must be a number above 0.")
     _check_eos(values, path)
 
 
 def _objects(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A configuration and the objects in it that hold numbers of the same names; nothing deeper is ever read."""
-    text: object = values.get("text_config")
-    for outer in (values, cast("Mapping[str, Any]", text)) if isinstance(text, dict) else (values,):
-        yield outer
-        for name in _ROPES:
-            rope: object = outer.get(name)
-            if isinstance(rope, dict):
-                yield cast("dict[str, Any]", rope)
-                kinds = cast("dict[str, object]", rope).values()
-                yield from (cast("dict[str, Any]", kind) for kind in kinds if isinstance(kind, dict))
+    """A configuration and all objects in it: transformers makes models of some, beside the text's."""
+    yield values
+    for value in values.values():
+        if isinstance(value, dict):
+            yield from _objects(cast("dict[str, Any]", value))
 
 
 def _check_experts(values: Mapping[str, Any], path: Path) -> None:
@@ -167,6 +208,13 @@ def _check_eos(values: Mapping[str, Any], path: Path) -> None:
         )
 
 
+def _refuse_link(path: Path) -> None:
+    """Refuse links to what only looks like a file: reading one may wait for ever."""
+    target = os.path.realpath(path)  # never raises, for a loop of links neither
+    if target.startswith(("/dev/", "/proc/", "/sys/")):
+        raise ModelError(f"{path} leads to {target}, which is no file of a model; remove it.")
+
+
 def _check_size(path: Path) -> None:
     most = MOST_VOCABULARY_BYTES if path.name.startswith(_VOCABULARIES) else MOST_TEXT_BYTES
     size = path.stat().st_size
@@ -191,10 +239,6 @@ def _refuse_code(path: Path) -> None:
             f"The tokenizer brings its own code (auto_map in {path}); remote code is never run. Remove auto_map if "
             "tokenizer.json is all that it needs.",
         )
-
-
-def _is_list_of(kind: type, value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) for item in cast("list[object]", value))
 
 
 def _short(value: object) -> str:

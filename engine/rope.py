@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from .config_numbers import flag, number
 from .errors import ModelError, UnsupportedModelError
 from .families import Family
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope"]
-MOST = 1e12  # of any number here
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
@@ -55,15 +55,19 @@ def layer_ropes(
     if family.rope_by_layer_type:
         types = cast("list[str]", values["layer_types"])
         names = sorted(set(types))
+        if lacking := [name for name in names if not isinstance(rope.get(name), Mapping)]:
+            raise ModelError(f"config.json has no object under {lacking[0]} in rope_parameters.")
         if any("truncate" in rope[name] for name in names):  # transformers looks for it elsewhere
             raise UnsupportedModelError("truncate", "truncate under a layer type's rotary parameters is not supported.")
         tables = tuple(_rope_config(family, values, rope[name], head_dim) for name in names)
         return tables, tuple(names.index(kind) for kind in types)
-    if any(isinstance(value, Mapping) for value in rope.values()):
+    if inner := [key for key, value in rope.items() if isinstance(value, Mapping)]:
         raise UnsupportedModelError(
-            "rope_parameters", "Rotary parameters for each layer type are not supported by this architecture."
+            "rope_parameters",
+            f"Rotary parameters for each layer type (rope_parameters.{inner[0]}) are not supported in this model.",
         )
-    has_rope = cast("list[int]", values.get("no_rope_layers") or [1] * num_layers)  # it lists those that have it, too
+    listed: object = values.get("no_rope_layers")  # those that have it as well
+    has_rope = [1] * num_layers if listed is None else cast("list[int]", listed)
     if len(has_rope) < num_layers:
         raise ModelError(f"no_rope_layers has {len(has_rope)} entries for {num_layers} layers.")
     return (_rope_config(family, values, rope, head_dim),), tuple(0 if on else None for on in has_rope[:num_layers])
@@ -75,27 +79,32 @@ def _rope_config(family: Family, values: Mapping[str, Any], rope: Mapping[str, A
         raise ModelError(f"Rotary scaling of kind {kind!r}: rope_type in config.json must be a name.")
     if kind not in ROPE_KINDS:
         raise UnsupportedModelError(
-            "rope_type", f"Rotary scaling of kind {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}."
+            "rope_type",
+            f"Rotary scaling of kind {kind!r} (rope_type) is not supported; supported: {', '.join(ROPE_KINDS)}.",
         )
-    rotated = _number(rope, "partial_rotary_factor", 1.0, zero=True)
+    beside = number(values, "partial_rotary_factor", 1.0, least=0.0, most=1.0)  # some read it there
+    rotated = number(rope, "partial_rotary_factor", beside, least=0.0, most=1.0)
     if rotated != 1.0 and not family.partial_rotary:
         raise UnsupportedModelError(
-            "partial_rotary_factor", "Rotating a part of each head is not supported by this architecture."
+            "partial_rotary_factor",
+            "Rotating a part of each head (partial_rotary_factor) is not supported by this architecture.",
         )
     max_position = int(values["max_position_embeddings"])
     # dynamic scaling begins at the configuration's own length, whatever else it names
     original = max_position if kind == "dynamic" else _original(values, rope, max_position)
-    factor = _number(rope, "factor", max_position / original if kind in ("yarn", "longrope") else 1.0)
+    stretch = {"default": 1.0, "yarn": max_position / original, "longrope": max_position / original}
+    factor = number(rope, "factor", stretch.get(kind))
+    low, high = (None, None) if kind == "llama3" else (1.0, 4.0)
     made = RopeConfig(
         kind=kind,
-        theta=_number(rope, "rope_theta", 10_000.0),
+        theta=number(rope, "rope_theta"),
         factor=factor,
-        low_freq_factor=_number(rope, "low_freq_factor", 1.0),
-        high_freq_factor=_number(rope, "high_freq_factor", 4.0),
+        low_freq_factor=number(rope, "low_freq_factor", low),
+        high_freq_factor=number(rope, "high_freq_factor", high),
         original_max_position=original,
-        beta_fast=_number(rope, "beta_fast", 32.0),
-        beta_slow=_number(rope, "beta_slow", 1.0),
-        truncate=bool(rope.get("truncate", True)),
+        beta_fast=number(rope, "beta_fast", 32.0),
+        beta_slow=number(rope, "beta_slow", 1.0),
+        truncate=flag(rope, "truncate", True),
         short_factor=_numbers(rope, "short_factor"),
         long_factor=_numbers(rope, "long_factor"),
         attention_factor=_attention_factor(kind, factor, original, rope),
@@ -110,26 +119,15 @@ def _attention_factor(kind: RopeKind, factor: float, original: int, rope: Mappin
     if kind not in ("yarn", "longrope"):
         return 1.0
     if rope.get("attention_factor") is not None:
-        return _number(rope, "attention_factor", 1.0)
+        return number(rope, "attention_factor", 1.0)
     if factor <= 1.0:
         return 1.0
     if kind == "longrope":  # https://arxiv.org/abs/2402.13753
         return math.sqrt(1.0 + math.log(factor) / math.log(original))
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        scale, scale_all = _number(rope, "mscale", 1.0), _number(rope, "mscale_all_dim", 1.0)
+        scale, scale_all = number(rope, "mscale", 1.0), number(rope, "mscale_all_dim", 1.0)
         return (0.1 * scale * math.log(factor) + 1.0) / (0.1 * scale_all * math.log(factor) + 1.0)
     return 0.1 * math.log(factor) + 1.0
-
-
-def _number(rope: Mapping[str, Any], key: str, default: float, *, zero: bool = False) -> float:
-    """A number above 0 of the parameters, or of 0 with `zero`. Raises ModelError."""
-    value = rope.get(key)
-    if value is None:
-        return default
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (0.0 < value < MOST or (zero and value == 0)):
-        raise ModelError(f"config.json says {key} {value!r} for the rotary embedding; it must be a number above 0.")
-    return float(value)
 
 
 def _numbers(rope: Mapping[str, Any], key: str) -> tuple[float, ...]:
@@ -137,15 +135,15 @@ def _numbers(rope: Mapping[str, Any], key: str) -> tuple[float, ...]:
     listed: object = rope.get(key) or ()
     if not isinstance(listed, list | tuple):
         raise ModelError(f"config.json says {key} {listed!r} for the rotary embedding; it must be a list of numbers.")
-    return tuple(_number({key: value}, key, 0.0) for value in cast("list[object]", listed))
+    return tuple(number({key: value}, key) for value in cast("list[object]", listed))
 
 
 def _original(values: Mapping[str, Any], rope: Mapping[str, Any], max_position: int) -> int:
     """The length that the model was made for before it was stretched: what stands beside the parameters comes first."""
     key = "original_max_position_embeddings"
-    length = _number(values if values.get(key) is not None else rope, key, max_position)
+    length = number(values if values.get(key) is not None else rope, key, max_position)
     if length < 2 or length != int(length):
-        raise ModelError(f"config.json says {key} {length}; it must be a whole number above 1.")
+        raise ModelError(f"config.json says {key} = {length:g}; it must be a whole number above 1.")
     return int(length)
 
 
@@ -155,11 +153,17 @@ def _check(rope: RopeConfig, head_dim: int) -> None:
             f"low_freq_factor {rope.low_freq_factor} must be below high_freq_factor {rope.high_freq_factor}."
         )
     if rope.theta <= 1.0:
-        raise ModelError(f"config.json says rope_theta {rope.theta}; it must be above 1.")
+        raise ModelError(f"config.json says rope_theta = {rope.theta:g}; it must be above 1.")
     rotary_dim = rope.rotary_dim(head_dim)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
-        raise ModelError(f"{rotary_dim} values of a head of {head_dim} cannot be rotated in pairs.")
+        raise ModelError(
+            f"{rotary_dim} values of a head of {head_dim} cannot be rotated in pairs: head_dim (or hidden_size by "
+            "num_attention_heads) times partial_rotary_factor must be an even number."
+        )
     if rope.kind == "longrope":
         for name, factors in (("short_factor", rope.short_factor), ("long_factor", rope.long_factor)):
             if len(factors) != rotary_dim // 2:
-                raise ModelError(f"{name} has {len(factors)} entries for {rotary_dim // 2} rotary frequencies.")
+                raise ModelError(
+                    f"{name} has {len(factors)} entries; it must have {rotary_dim // 2}, half of head_dim (or "
+                    "hidden_size by num_attention_heads) times partial_rotary_factor."
+                )

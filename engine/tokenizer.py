@@ -14,8 +14,10 @@ from .chat import ChatEncoder, encode_text
 from .errors import ModelError
 from .json_file import is_file, read_json
 from .model_folder import MOST_VOCABULARY_BYTES
+from .panics import TokenizerPanicError, panics_as_errors
 from .token_table import detokenizer_factory
-from .types import Detokenizer
+from .tokenizer_limits import MOST_GROWTH, excess
+from .types import Detokenizer, RequestRefusedError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
@@ -33,7 +35,8 @@ class ModelTokenizer:
     def __init__(self, name: str, pretrained: Any, raw: RawTokenizer) -> None:
         self.name = name
         self.raw = raw  # without padding and truncation; not to be changed
-        self.vocab_size = 1 + max(raw.get_vocab(with_added_tokens=True).values(), default=-1)  # greatest id and one
+        always = encode_text(raw, "", "prompt", add_special_tokens=True).ids  # by numbers that need be no entry's
+        self.vocab_size = 1 + max(*raw.get_vocab(with_added_tokens=True).values(), *always, -1, -1)  # greatest and one
         self.special_ids = frozenset(i for i, token in raw.get_added_tokens_decoder().items() if token.special)
         self.bos_id: int | None = pretrained.bos_token_id
         self.eos_id: int | None = pretrained.eos_token_id  # the tokenizer's; a model may have further ones
@@ -77,7 +80,8 @@ def load_tokenizer(model_dir: str | Path, name: str | None = None) -> ModelToken
 
     try:
         auto: Any = AutoTokenizer
-        pretrained: Any = auto.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        with panics_as_errors():
+            pretrained: Any = auto.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a damaged file makes transformers or tokenizers raise
         said = _damage(path / "tokenizer.json") or " ".join(str(error).split())
         raise TokenizerError(f"the tokenizer in {path} cannot be loaded: {said}") from error
@@ -86,7 +90,16 @@ def load_tokenizer(model_dir: str | Path, name: str | None = None) -> ModelToken
         raise TokenizerError(f"the tokenizer in {path} ({type(pretrained).__name__}) has no tokenizer.json to go by")
     raw.no_padding()
     raw.no_truncation()
-    return ModelTokenizer(name or path.name, pretrained, raw)
+    try:
+        with panics_as_errors():
+            if part := excess(raw):
+                raise TokenizerError(
+                    f"the {part} in {path / 'tokenizer.json'} may make a text more than {MOST_GROWTH:g} times as long; "
+                    "no model needs that"
+                )
+            return ModelTokenizer(name or path.name, pretrained, raw)
+    except (RequestRefusedError, TokenizerPanicError) as error:
+        raise TokenizerError(f"the tokenizer in {path} is of no use: {error}") from error
 
 
 def _damage(path: Path) -> str:

@@ -7,8 +7,8 @@ or else by the self-check that every load of such a model runs (`engine/models/s
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,4 +132,7 @@ def main(model_types: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Write docs/models.md, or print what becomes of some model types.")
+    known = ", ".join(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+    parser.add_argument("model_types", nargs="*", metavar="TYPE", help=f"any of {known}")
+    main(parser.parse_args().model_types)

@@ -18,6 +18,7 @@ from .attention_bridge import STEP, check_all_attend, refused
 NAME = "headrace_probe"
 FARTHEST = 1 << 20  # positions at most that a mask is asked about
 _SEES = "headrace_sees"  # attribute of a mask: how many positions each query sees at most, 0 for all
+_LONGEST = "headrace_longest"  # attribute of a configuration: positions of the longest text of the whole model
 
 
 @dataclass(slots=True)
@@ -69,10 +70,15 @@ def described_mask(
     return mask
 
 
+def of_length(config: Any, longest: int) -> Any:
+    """A configuration whose masks are asked about texts of the whole model's length, which its own may be far below."""
+    setattr(config, _LONGEST, longest)
+    return config
+
+
 def farthest(config: Any) -> int:
     """How many positions masks are asked about."""
-    most = getattr(config, "max_position_embeddings", None)
-    return min(most, FARTHEST) if isinstance(most, int) and most > 0 else 4096
+    return min(getattr(config, _LONGEST) or 4096, FARTHEST)
 
 
 def _sees(mask_function: Callable[..., torch.Tensor], length: int) -> int:

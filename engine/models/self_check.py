@@ -29,7 +29,7 @@ from . import probe
 from .attention_bridge import NAME, refused, register
 from .fallback import TransformersPasses, base_and_head
 from .shrink import shrunk
-from .transformers_config import TransformersConfig
+from .transformers_config import TransformersConfig, also_not_native
 
 TOLERANCE, AT_LEAST = 2.0**-14, 2.0**-7  # of the largest score
 LENGTHS = (23, 17)  # tokens of the two sequences: several blocks and several windows
@@ -77,7 +77,7 @@ def self_check(config: TransformersConfig, backend: Backend) -> KvShape:
 def refusal(config: TransformersConfig, feature: str, why: str) -> UnsupportedModelError:
     """Name the architecture and why it is refused, which `why` says in a clause."""
     message = f"The model's architecture ({config.architecture}) cannot run on the paged attention: {why}."
-    return UnsupportedModelError(feature, message)
+    return UnsupportedModelError(feature, also_not_native(message, config.not_native))
 
 
 @torch.inference_mode()
@@ -105,7 +105,7 @@ def _checked(config: TransformersConfig, backend: Backend) -> KvShape:
 
 def _shape(config: TransformersConfig) -> KvShape:
     """Shape of the small model's cache, after a pass of it with the whole model's windows."""
-    wide = type(config.raw)(**shrunk(config.raw, keep_windows=True))
+    wide = probe.of_length(type(config.raw)(**shrunk(config.raw, keep_windows=True)), config.max_position)
     if (count := config.num_built(wide)) > MOST_PARAMETERS:
         raise refused("self_check", f"a small copy of it would still have {count / 1e6:.0f} million parameters")
     with torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]

@@ -37,6 +37,8 @@ _POSITIONS = re.compile(
 _WINDOW = re.compile(r"^(?!.*layer).*(window|attention_chunk|chunk_length)")
 _NOT_A_WIDTH = re.compile(r"position|vocab|ctx|len|token|num_|_id|factor|head_dim|rank")
 _PERIOD = re.compile(r"pattern|interval|every|_step|freq|period|interleave")
+_INSIDE = re.compile(r"_config$")
+_DEPTH = re.compile(r"^(num_hidden_layers|num_layers|num_blocks|depth|encoder_layers|n_layers?)$")
 _TOKEN = re.compile(r"_token_id$|_token_ids$|_id$")
 
 
@@ -89,6 +91,11 @@ def _small(key: str, value: Any, widths: tuple[int, int, int]) -> Any:
         return _small_ids(value)
     if key == "rope_parameters" and isinstance(value, dict):
         return _small_rope(cast("dict[str, Any]", value))
+    if _INSIDE.search(key) and isinstance(value, dict):  # of another model, beside the text's and unused by it
+        inside = cast("dict[str, Any]", value)
+        return {
+            name: min(size, 2) if _DEPTH.search(name) and _above(size, 2) else size for name, size in inside.items()
+        }
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         return value
     limits = (

@@ -34,6 +34,7 @@ class TransformersConfig:
     dtype: str  # as the checkpoint says: "float32", "bfloat16" or "float16"
     eos_token_ids: frozenset[int]
     num_parameters: int = 0  # in the checkpoint's files
+    not_native: str = ""  # as `read_transformers_config` was told
 
     @property
     def most_positions(self) -> int:
@@ -47,8 +48,10 @@ class TransformersConfig:
         return sum(part.numel() for part in (*outline.parameters(), *outline.buffers()))
 
 
-def read_transformers_config(model_dir: Path) -> TransformersConfig:
+def read_transformers_config(model_dir: Path, not_native: str = "") -> TransformersConfig:
     """Read `config.json` and `generation_config.json` of a checkpoint for transformers' own model.
+
+    not_native  why our own decoder does not take it, if it has the architecture: a sentence
 
     Raises:
         UnsupportedModelError: no decoder of transformers', or one that says nothing of its size.
@@ -59,8 +62,11 @@ def read_transformers_config(model_dir: Path) -> TransformersConfig:
     filled = filled_config(model_dir)
     eos = eos_ids(model_dir, raw)
     architectures = cast("list[object]", raw.get("architectures") or ["none"])
-    made = transformers_config(str(architectures[0]), filled, eos)
-    return replace(made, num_parameters=sum(map(math.prod, tensor_shapes(model_dir).values())))
+    try:
+        made = transformers_config(str(architectures[0]), filled, eos)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(error.feature, also_not_native(str(error), not_native)) from error
+    return replace(made, not_native=not_native, num_parameters=sum(map(math.prod, tensor_shapes(model_dir).values())))
 
 
 def transformers_config(architecture: str, filled: Any, eos: frozenset[int]) -> TransformersConfig:
@@ -89,13 +95,21 @@ def transformers_config(architecture: str, filled: Any, eos: frozenset[int]) -> 
     )
 
 
+def also_not_native(message: str, why: str) -> str:
+    """A refusal, and why our own decoder does not take the model, if it might have."""
+    return f"{message} And our own decoder does not take it: {why}" if why else message
+
+
 def _model_class(architecture: str, filled: Any) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     found = mapping[type(filled)] if type(filled) in mapping else None  # noqa: SIM401  (its `get` wants a default class)
     if found is None or isinstance(found, tuple) or found.__name__ != architecture:
-        raise _refused(architecture, "transformers knows no causal language model of this name for its configuration")
+        raise _refused(
+            architecture,
+            "transformers knows no causal language model of this name (architectures) for its configuration",
+        )
     return found
 
 

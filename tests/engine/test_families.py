@@ -183,5 +183,5 @@ def test_windows_without_a_size_and_more_experts_than_there_are_are_no_configura
     for name, change in (("gemma2", {"sliding_window": 0}), ("mixtral", {"num_experts_per_tok": 5})):
         config = json.loads((family_checkpoint(name) / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(ModelError, match=r"sliding_window is 0|5 of 4 experts"):
+        with pytest.raises(ModelError, match=r"sliding_window = 0|num_experts_per_tok = 5"):
             read_model_config(tmp_path)

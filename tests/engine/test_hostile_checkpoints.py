@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -14,37 +15,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from headrace.engine.errors import ModelError, UnsupportedModelError, WeightsError
+from headrace.engine.errors import UnsupportedModelError, WeightsError
 from headrace.engine.load import load_engine, load_runner, read_config
 from headrace.engine.models.shrink import shrunk
-from headrace.engine.types import EngineConfig
-from tests.support.checkpoints import Shape, checkpoint
 from tests.support.foreign_families import family_checkpoint, family_config
+from tests.support.hostile import CONFIG, damageable_folder, edit, refused
 from tests.support.torch_rig import backend
 
-CONFIG = EngineConfig(max_num_seqs=2, max_num_batched_tokens=16, num_kv_blocks=32, max_model_len=64)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A checkpoint of one's own, to damage."""
-    return Path(shutil.copytree(checkpoint(Shape()), tmp_path / "model"))
-
-
-def edit(path: Path, **values: Any) -> None:
-    """Change entries of a JSON file."""
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-def refused(folder: Path, words: str) -> ModelError:
-    """Loading fails with one line that has these words, and takes less than 200 MB more than before."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ModelError, match=words) as caught:
-        load_engine(folder, CONFIG)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
-    assert "\n" not in str(caught.value)
-    return caught.value
+__all__ = ["damageable_folder"]  # a fixture
 
 
 def test_the_folder_is_taken_before_it_is_damaged(folder: Path) -> None:
@@ -128,7 +108,8 @@ NUMBERS += [("architectures", 5), ("architectures", {"a": 1}), ("eos_token_id", 
 NUMBERS += [("eos_token_id", value) for value in (-1, 10**30, True, [2, -5])]
 NUMBERS += [("num_local_experts", 400_000), ("num_experts", -1), ("n_routed_experts", True), ("moe_num_experts", "8")]
 NUMBERS += [("rope_parameters", {"full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": -2}})]
-NUMBERS += [("text_config", {"rope_scaling": {"factor": 0}})]
+NUMBERS += [("text_config", {"rope_scaling": {"factor": 0}}), ("num_labels", 10**9), ("num_layers", 10**9)]
+NUMBERS += [("audio_config", {"encoder_config": {"num_hidden_layers": 10**9}})]
 
 
 @pytest.mark.parametrize(("name", "value"), NUMBERS, ids=lambda value: str(value)[:20])
@@ -146,11 +127,13 @@ def test_numbers_that_no_model_has(folder: Path, name: str, value: object) -> No
         ({"num_hidden_layers": 4096, "num_experts": 4096}, "4096 in each of 4096 layers"),
         ({"hidden_act": {"a": 1}}, "hidden_act"),
         ({"rope_parameters": 3}, "rope_parameters"),
-        ({"rope_parameters": {"rope_type": ["x"]}}, "Rotary scaling"),
+        ({"rope_parameters": {"rope_type": ["x"]}}, "rope_type = "),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"model_type": "../../x"}, "does not describe a model"),
         ({"model_type": ["llama"]}, "does not describe a model"),
-        ({"dtype": 3}, "Weights of type 3"),
+        ({"dtype": 3}, "dtype = .3.: such weights"),
+        ({"model_type": "bert"}, "model_type = .bert. and architectures"),
+        ({"model_type": "qwen2"}, "architecture is Qwen2ForCausalLM"),
         ({"max_position_embeddings": 32}, "max_model_len 64 is more than the 32"),
     ],
 )
@@ -190,6 +173,29 @@ def test_files_of_gigabytes_are_not_read(folder: Path, name: str) -> None:
     refused(folder, f"{name} has .*MiB")
 
 
+@pytest.mark.parametrize("key", ["configuration_files", "attribute_map"])
+def test_the_configuration_that_is_checked_is_the_one_that_is_read(folder: Path, key: str) -> None:
+    other = {**json.loads((folder / "config.json").read_text()), "rms_norm_eps": 0.5}
+    (folder / "config.4.0.0.json").write_text(json.dumps(other))
+    edit(folder / "config.json", **{key: ["config.4.0.0.json"] if "files" in key else {"eps": "rms_norm_eps"}})
+    refused(folder, f"{key} = .* remove it")
+
+
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "special_tokens_map.json", "additional_chat_templates/a.jinja"]
+)
+def test_links_to_what_can_be_waited_on_for_ever(folder: Path, name: str) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("/proc/kmsg")
+    refused(folder, f"{name} leads to /proc/kmsg")
+
+
+def test_names_that_a_terminal_would_obey_are_escaped(folder: Path) -> None:
+    save_file({**load_file(folder / "model.safetensors"), "a\nb\x1b[31m": torch.zeros(1)}, folder / "model.safetensors")
+    refused(folder, re.escape(r"unexpected: a\nb\x1b[31m."))
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["loop", "pipe", "folder", "zeros"])
 def test_files_that_are_none(folder: Path, name: str, kind: str) -> None:
@@ -206,26 +212,6 @@ def test_files_that_are_none(folder: Path, name: str, kind: str) -> None:
     refused(folder, name.partition(".")[0])
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_has_rows(folder: Path) -> None:
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    added = {**tokenizer["added_tokens"][0], "content": "<extra>", "id": 320}
-    tokenizer["added_tokens"].append(added)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    refused(folder, r"ids up to 320, .* only 320 rows \(vocab_size\)")
-
-
-@pytest.mark.parametrize("change", [{"added_tokens": 3}, {"model": None}, {"decoder": {"type": "Evil"}}])
-def test_a_tokenizer_that_is_damaged(folder: Path, change: dict[str, Any]) -> None:
-    edit(folder / "tokenizer.json", **change)
-    refused(folder, "tokenizer")
-
-
-@pytest.mark.parametrize("text", ["null", "[]", '{"model": null}', "{}", '{"version": "1.0", "added_tokens": []}'])
-def test_a_tokenizer_file_that_holds_no_tokenizer(folder: Path, text: str) -> None:
-    (folder / "tokenizer.json").write_text(text)
-    refused(folder, r"cannot be loaded: .*/tokenizer\.json (holds no JSON object|has no object under model)")
-
-
 @pytest.mark.parametrize("eos", [-1, 10**30, True, [1, True]])
 def test_ends_that_are_no_ids(folder: Path, eos: object) -> None:
     edit(folder / "generation_config.json", eos_token_id=eos)
@@ -238,33 +224,6 @@ def test_an_index_of_another_checkpoint(folder: Path) -> None:
     assert isinstance(refused(folder, "lists no tensor that its files hold, but no.such.weight"), WeightsError)
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "model.safetensors"}}))
     load_engine(folder, CONFIG)
-
-
-def test_further_chat_templates_are_bounded_and_files(folder: Path) -> None:
-    templates = folder / "additional_chat_templates"
-    templates.mkdir()
-    for name in "ab":
-        with (templates / f"{name}.jinja").open("wb") as file:
-            os.truncate(file.fileno(), 9 << 20)  # each alone would do
-    refused(folder, "additional_chat_templates has .* 16 MiB")
-    (templates / "a.jinja").unlink()
-    (templates / "b.jinja").unlink()
-    os.mkfifo(templates / "c.jinja")
-    refused(folder, r"additional_chat_templates/c\.jinja is no file")
-
-
-def test_further_chat_templates_tell_models_apart(folder: Path) -> None:
-    """As transformers has it: the one called default takes the place of the tokenizer's own."""
-    load = lambda: load_engine(folder, CONFIG)[1:]  # noqa: E731
-    _, plain = load()
-    templates = folder / "additional_chat_templates"
-    templates.mkdir()
-    (templates / "default.jinja").write_text("HELLO")
-    tokenizer, one = load()
-    assert tokenizer.encode_chat([{"role": "user", "content": "x"}]) == tokenizer.encode("HELLO")
-    (templates / "default.jinja").write_text("HALLO")
-    _, other = load()
-    assert len({plain.fingerprint, one.fingerprint, other.fingerprint}) == 3
 
 
 def test_learned_positions_that_no_file_holds_take_no_memory(tmp_path: Path) -> None:

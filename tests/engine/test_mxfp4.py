@@ -148,7 +148,7 @@ def test_memory_is_planned_for_what_they_become(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("described", "words"),
     [
-        ({"quant_method": "gptq"}, r"Quantised weights \(method gptq\) are not supported"),
+        ({"quant_method": "gptq"}, r"Quantised weights .*method gptq\) are not supported"),
         ({**PUBLISHED, "bits": 4}, "has 'bits', which is not known"),
         ({**PUBLISHED, "modules_to_not_convert": ["model.layers.0.mlp.experts"]}, r"names 'model\.layers\.0\.mlp\.exp"),
         ({**PUBLISHED, "modules_to_not_convert": "lm_head2"}, "names 'lm_head2' under modules_to_not_convert"),
