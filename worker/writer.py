@@ -205,7 +205,10 @@ class Writer:
             self.sent = 0
 
     def reconnected(self) -> None:
-        """The connection is a new one: nothing is in flight, and the last entry known to be in is to be sent again."""
+        """The connection is a new one: nothing is in flight, and the last entry known to be in is to be sent again.
+
+        What the server said of its newest entry is not to be verified any more: this one may be behind that.
+        """
         if self.state is WriterState.OPEN and self.payloads:
             self.sent = max(self.confirmed - 1, 0)
-            self._probing = True
+            self._probing, self._claim = True, None
