@@ -89,12 +89,17 @@ class Cluster:
         return {self.ids.index(master[2]) for _, _, master, *_ in raw(self._running()[0], "CLUSTER", "SLOTS")}
 
     def replica_of(self, master: int) -> int:
-        """Index of a replica of a master, as that master has it."""
-        for line in raw(self.nodes[master], "CLUSTER", "NODES").decode().splitlines():
-            name, _, flags, of, *_ = line.split()
-            if "slave" in flags and "fail" not in flags and of.encode() == self.ids[master]:
-                return self.ids.index(name.encode())
-        raise AssertionError(f"node {master} has no replica")
+        """Index of a replica of a master, as that master has it: it may replicate before its master has heard of it."""
+        _wait(lambda: bool(self._replicas_of(master)), 10.0, f"has a replica of node {master}")
+        return self._replicas_of(master)[0]
+
+    def _replicas_of(self, master: int) -> list[int]:
+        nodes = [line.split() for line in raw(self.nodes[master], "CLUSTER", "NODES").decode().splitlines()]
+        return [
+            self.ids.index(name.encode())
+            for name, _, flags, of, *_ in nodes
+            if "slave" in flags and "fail" not in flags and of.encode() == self.ids[master]
+        ]
 
     def _running(self) -> list[Server]:
         return [node for node in self.nodes if node.pid]
