@@ -122,10 +122,10 @@ class Writer:
         return 0 <= self._settling < self.confirmed
 
     def due(self) -> list[Append]:
-        """The entries to send now; they count as sent. Nothing follows `started` before its reply."""
+        """The entries to send now; they count as sent. Nothing follows `started`, or a probe, before its reply."""
         first, end = self.sent, len(self.payloads)
-        if not self.confirmed:
-            end = min(1, end)
+        if not self.confirmed or self._probing:
+            end = min(max(self.confirmed, 1), end)
         if first >= end or self.state is not _OPEN or self._claim is not None:
             return []
         previous_id = self._last_id if first == self._last_seq + 1 else self.id_of(first - 1)

@@ -163,9 +163,8 @@ def test_what_a_server_claimed_before_a_failover_does_not_count_after_it() -> No
     writer.ended = True
     exchange(writer, stream)
     exchange(writer, stream, lose={2})
-    [probe, end] = writer.due()
-    for append in (probe, end):
-        writer.reply(append.seq, stream.append(append))
+    [probe] = writer.due()
+    writer.reply(probe.seq, stream.append(probe))
     assert writer.must_verify
     del stream.entries[1:]
     writer.reconnected()
@@ -174,6 +173,19 @@ def test_what_a_server_claimed_before_a_failover_does_not_count_after_it() -> No
         exchange(writer, stream)
     assert writer.is_settled
     assert [payload for _, payload in stream.entries] == [b"payload 0", b"payload 1", b"payload 2"]
+
+
+def test_what_a_stranger_with_the_same_ids_wrote_after_a_failover_is_not_gone_on_with() -> None:
+    """The failover has lost this attempt whole, and another that began in the same millisecond has ended meanwhile."""
+    writer, stream = make_writer(num_entries=5), Stream()
+    exchange(writer, stream)
+    stream.entries = [(b"1000-0", b"another's started"), (b"1000-1", b"another's end")]
+    before = list(stream.entries)
+    writer.reconnected()
+    for _ in range(3):
+        exchange(writer, stream)
+    assert stream.entries == before
+    assert writer.state is WriterState.FENCED
 
 
 def test_a_stream_that_was_there_and_is_gone_ends_the_attempt() -> None:
