@@ -100,6 +100,16 @@ class Beginner:
                     (b"XPENDING", other.key, GROUP, other.entry_id, other.entry_id, 1), partial(self._asked, held)
                 )
 
+    def reconnected(self) -> None:
+        """The connection is a new one: what was read on the last one is read again, above all before acknowledging.
+
+        A failover may have taken back what the decision was made from.
+        """
+        for held in self._context.memory.at(Stage.READ, Stage.ASK, Stage.ACKNOWLEDGE):
+            if held.channel is None and held.request_id is not None:
+                held.entries, held.dead = [], None
+                held.stage = Stage.READ
+
     def _time(self, sent_s: float, outcome: Any) -> None:
         self._context.clock.set(outcome, sent_s)
 

@@ -45,11 +45,14 @@ class Inbox:
         self.took_nothing = False  # the last take found no new entry
         self.swept_empty = False  # so did the last sweep for abandoned ones
         self.groups_missing = True  # on a jobs stream there may be no group
+        self._no_groups_before_s = 0.0  # monotonic time: one could not be made
 
     # --- new entries --------------------------------------------------------------------------------------------------
 
     def collect_groups(self, batch: Batch) -> None:
         """Create the groups, at the beginning of their streams, so that nothing added before is missed."""
+        if time.monotonic() < self._no_groups_before_s:
+            return
         for stream in self._streams:
             batch.add((b"XGROUP", b"CREATE", stream, GROUP, b"0", b"MKSTREAM"), partial(self._created, stream))
         self.groups_missing = False
@@ -58,6 +61,7 @@ class Inbox:
         if isinstance(outcome, Failed) and outcome.code != "BUSYGROUP":
             self.groups_missing = True
             if not outcome.again:
+                self._no_groups_before_s = time.monotonic() + _PAUSE_S
                 self._context.log.error("cannot create the group", stream=stream, error=outcome.message)
 
     def collect_take(self, batch: Batch, room: int) -> None:

@@ -174,6 +174,7 @@ class Loop:
         self._context.counters.reconnects += 1
         self._context.log.info("connected", worker=self._context.worker, connection=self._generation)
         self._outbox.reconnected()
+        self._beginner.reconnected()
         self._context.reconcile = True
         self._inbox.groups_missing = True
 

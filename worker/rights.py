@@ -1,8 +1,8 @@
-"""What a worker's user must be allowed on the server, and how to find out: each right is tried, without any effect.
+"""What workers and clients must be allowed on the server, and how to find out: each right is tried, without any effect.
 
 Servers look at rights before anything else of a command but the number of its words. So each right is tried by a
-command that does nothing even where it is allowed: with an id that is none, on a key that is this worker's own and not
-there yet. A user with few rights may not ask about them (ACL DRYRUN), but may try.
+command that does nothing even where it is allowed: with an id or a number that is none, or on a key that is not there.
+A user with few rights may not ask about them (ACL DRYRUN), but may try.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ..clients.keys import GROUP, Keys
 from .cluster import AnyLink
@@ -22,55 +22,108 @@ from .lua import Args
 if TYPE_CHECKING:
     from .log import Log
 
+Role: TypeAlias = Literal["worker", "client"]
+
 _ALARM_EVERY_S: Final = 10.0
 _NO_ID: Final = b"no-id"
+_NO_NUMBER: Final = b"no-number"
 _NO_SHA: Final = b"0" * 40
+_NO_SCRIPT: Final = b"("
 _COMMAND = re.compile(r"'([a-z|]+)' command")
+_WITH_SUBCOMMANDS: Final = frozenset({"script", "xgroup", "xinfo"})
+_WORKER: Final[tuple[Role, ...]] = ("worker",)
+_CLIENT: Final[tuple[Role, ...]] = ("client",)
+_BOTH: Final[tuple[Role, ...]] = ("worker", "client")
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """A command on keys of a kind. `name` and `pattern` are as an ACL has them, `trial` changes nothing."""
+    """A command on keys of a kind."""
 
-    name: str
-    pattern: str
-    trial: Args
+    pattern: str  # of the keys, as an ACL has it; empty for a command without any
+    roles: tuple[Role, ...]  # who needs it
+    trial: Args  # changes nothing
+
+    @property
+    def name(self) -> str:
+        """The command, as an ACL has it."""
+        words = [str(word, "ascii").lower() for word in self.trial[:2] if isinstance(word, bytes)]
+        return "|".join(words) if words[0] in _WITH_SUBCOMMANDS else words[0]
+
+    def lacking_by(self, message: str) -> str:
+        """What a refusal of its trial says is missing: `+xack`, `~headrace:req:*`."""
+        return f"+{self.name}" if _COMMAND.search(message) else self.pattern
 
 
-def rights_of(keys: Keys, worker: str) -> list[Right]:
-    """All that a worker needs beyond what connecting takes."""
-    jobs, dead, own = keys.jobs(), keys.dead, keys.worker(worker)
-    out, flag = keys.out(worker), keys.cancel(worker)
-    of_jobs, of_requests = f"~{jobs}*", f"~{out.partition(f'{{{worker}}}')[0]}*"
-    of_workers = f"~{own.removesuffix(worker)}*"
+def rights_of(keys: Keys, nobody: str) -> list[Right]:
+    """All that the protocol takes beyond connecting. `nobody`: a name of no request, and of no worker but oneself."""
     return [
-        *(Right("evalsha", of_jobs, (b"EVALSHA", _NO_SHA, 1, key)) for key in keys.all_jobs),
-        Right("evalsha", f"~{dead}", (b"EVALSHA", _NO_SHA, 1, dead)),
-        Right("evalsha", of_workers, (b"EVALSHA", _NO_SHA, 1, own)),
-        Right("evalsha", of_requests, (b"EVALSHA", _NO_SHA, 1, out)),
-        Right("evalsha", of_requests, (b"EVALSHA", _NO_SHA, 1, flag)),
-        Right("xgroup|create", of_jobs, (b"XGROUP", b"CREATE", jobs, GROUP, _NO_ID)),
-        Right("xgroup|delconsumer", of_jobs, (b"XGROUP", b"DELCONSUMER", jobs, GROUP, worker)),
-        Right("xreadgroup", of_jobs, (b"XREADGROUP", b"GROUP", GROUP, worker, b"STREAMS", jobs, _NO_ID)),
-        Right("xpending", of_jobs, (b"XPENDING", jobs, GROUP, _NO_ID, b"+", 1)),
-        Right("xclaim", of_jobs, (b"XCLAIM", jobs, GROUP, worker, 0, _NO_ID)),
-        Right("xack", of_jobs, (b"XACK", jobs, GROUP, _NO_ID)),
-        Right("xdel", of_jobs, (b"XDEL", jobs, _NO_ID)),
-        Right("xinfo|consumers", of_jobs, (b"XINFO", b"CONSUMERS", jobs, GROUP)),
-        Right("xadd", f"~{dead}", (b"XADD", dead, _NO_ID, b"f", b"v")),
-        Right("xadd", of_requests, (b"XADD", out, _NO_ID, b"f", b"v")),
-        Right("xrange", of_requests, (b"XRANGE", out, _NO_ID, b"+")),
-        Right("xrange", of_jobs, (b"XRANGE", jobs, _NO_ID, b"+")),
-        Right("xrevrange", of_requests, (b"XREVRANGE", out, _NO_ID, b"-")),
-        Right("pexpire", of_requests, (b"PEXPIRE", out, b"no-number")),
-        Right("exists", of_requests, (b"EXISTS", flag)),
-        Right("exists", of_workers, (b"EXISTS", own)),
-        Right("del", of_requests, (b"DEL", flag)),
-        Right("del", of_workers, (b"DEL", own)),
-        Right("hset", of_workers, (b"HSET", own, b"field", b"value", b"one-too-many")),
-        Right("pexpire", of_workers, (b"PEXPIRE", own, b"no-number")),
-        Right("time", "", (b"TIME",)),
+        Right("", _BOTH, (b"TIME",)),
+        Right("", _WORKER, (b"INFO", b"server")),
+        Right("", _WORKER, (b"SCRIPT", b"LOAD", _NO_SCRIPT)),
+        Right("", _CLIENT, (b"PING",)),
+        *_on_the_queue(keys, nobody),
+        *_on_requests(keys, nobody),
+        *_on_workers(keys, nobody),
     ]
+
+
+def _on_the_queue(keys: Keys, nobody: str) -> list[Right]:
+    jobs, dead, of_jobs = keys.jobs(), keys.dead, f"~{keys.jobs()}*"
+    of_workers = [
+        *((b"EVALSHA", _NO_SHA, 1, key) for key in keys.all_jobs),
+        (b"XGROUP", b"CREATE", jobs, GROUP, _NO_ID),
+        (b"XGROUP", b"DELCONSUMER", jobs, GROUP, nobody),
+        (b"XREADGROUP", b"GROUP", GROUP, nobody, b"STREAMS", jobs, _NO_ID),
+        (b"XPENDING", jobs, GROUP, _NO_ID, b"+", 1),
+        (b"XCLAIM", jobs, GROUP, nobody, 0, _NO_ID),
+        (b"XACK", jobs, GROUP, _NO_ID),
+        (b"XDEL", jobs, _NO_ID),
+        (b"XINFO", b"CONSUMERS", jobs, GROUP),
+        (b"XRANGE", jobs, _NO_ID, b"+"),
+    ]
+    of_clients = [(b"XADD", jobs, _NO_ID, b"f", b"v"), (b"XLEN", jobs), (b"XINFO", b"GROUPS", jobs)]
+    of_dead = [(b"EVALSHA", _NO_SHA, 1, dead), (b"XADD", dead, _NO_ID, b"f", b"v")]
+    return [
+        *(Right(of_jobs, _WORKER, trial) for trial in of_workers),
+        *(Right(of_jobs, _CLIENT, trial) for trial in of_clients),
+        *(Right(f"~{dead}", _WORKER, trial) for trial in of_dead),
+    ]
+
+
+def _on_requests(keys: Keys, nobody: str) -> list[Right]:
+    out, flag = keys.out(nobody), keys.cancel(nobody)
+    of_both = [
+        (b"EVALSHA", _NO_SHA, 1, out),
+        (b"EVALSHA", _NO_SHA, 1, flag),
+        (b"XADD", out, _NO_ID, b"f", b"v"),
+        (b"XRANGE", out, _NO_ID, b"+"),
+        (b"XREVRANGE", out, _NO_ID, b"-"),
+        (b"PEXPIRE", out, _NO_NUMBER),
+        (b"EXISTS", flag),
+        (b"DEL", flag),
+    ]
+    of_clients = [
+        (b"EVAL", _NO_SCRIPT, 1, out),
+        (b"XREAD", b"STREAMS", out, _NO_ID),
+        (b"PTTL", out),
+        (b"SET", flag, b"1", _NO_NUMBER),
+    ]
+    pattern = f"~{keys.prefix}:req:*"
+    both = [Right(pattern, _BOTH, trial) for trial in of_both]
+    return [*both, *(Right(pattern, _CLIENT, trial) for trial in of_clients)]
+
+
+def _on_workers(keys: Keys, nobody: str) -> list[Right]:
+    own = keys.worker(nobody)
+    trials = [
+        (b"EVALSHA", _NO_SHA, 1, own),
+        (b"HSET", own, b"field", b"value", b"one-too-many"),
+        (b"PEXPIRE", own, _NO_NUMBER),
+        (b"EXISTS", own),
+        (b"DEL", own),
+    ]
+    return [Right(f"~{own.removesuffix(nobody)}*", _WORKER, trial) for trial in trials]
 
 
 def check_rights(link: AnyLink, keys: Keys, worker: str, user: str) -> None:
@@ -78,21 +131,19 @@ def check_rights(link: AnyLink, keys: Keys, worker: str, user: str) -> None:
 
     Raises ServerUnavailableError, which names what is missing and the line to add.
     """
-    needed = rights_of(keys, worker)
+    needed = [right for right in rights_of(keys, worker) if "worker" in right.roles]
     outcomes = link.exchange([right.trial for right in needed])
     for outcome in outcomes:
         if isinstance(outcome, Failed) and outcome.code == "LOST":
             raise LinkError(outcome.message)
-    refused = [
-        (right, outcome.message)
+    lacking = [
+        right.lacking_by(outcome.message)
         for right, outcome in zip(needed, outcomes, strict=True)
         if isinstance(outcome, Failed) and outcome.code == FORBIDDEN
     ]
-    if not refused:
+    if not lacking:
         return
-    names = [f"+{right.name}" for right, message in refused if _COMMAND.search(message)]
-    patterns = [right.pattern for right, message in refused if not _COMMAND.search(message)]
-    words = list(dict.fromkeys(names + patterns))
+    words = list(dict.fromkeys(sorted(lacking, key=lambda word: word[0] == "~")))  # commands first
     raise ServerUnavailableError(f"the user {user} may not do what a worker does: {line_to_add(user, words)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +44,15 @@ class Starter:
         self._engine = engine
         self._tokenizer = tokenizer
         self._pool = pool
+        self._attempt_ms = 0  # of the last attempt
 
     def start(self, held: Held, begin: Begin) -> None:
         """Write `started`."""
         context, history, job = self._context, held.history, held.job
-        held.begin = begin
+        # Two entries of one request may be begun in the same millisecond, and both go on after a failover that has lost
+        # what told them apart: neither may take the other's entries for its own.
+        self._attempt_ms = max(begin.attempt_ms, self._attempt_ms + 1)
+        held.begin = begin = replace(begin, attempt_ms=self._attempt_ms)
         held.seed = self._seed(held)
         num_choices = job.n if job is not None else 1
         started = Started(

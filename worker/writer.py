@@ -122,10 +122,10 @@ class Writer:
         return 0 <= self._settling < self.confirmed
 
     def due(self) -> list[Append]:
-        """The entries to send now; they count as sent. Nothing follows `started` before its reply."""
+        """The entries to send now; they count as sent. Nothing follows `started`, or a probe, before its reply."""
         first, end = self.sent, len(self.payloads)
-        if not self.confirmed:
-            end = min(1, end)
+        if not self.confirmed or self._probing:
+            end = min(max(self.confirmed, 1), end)
         if first >= end or self.state is not _OPEN or self._claim is not None:
             return []
         previous_id = self._last_id if first == self._last_seq + 1 else self.id_of(first - 1)
@@ -205,7 +205,10 @@ class Writer:
             self.sent = 0
 
     def reconnected(self) -> None:
-        """The connection is a new one: nothing is in flight, and the last entry known to be in is to be sent again."""
+        """The connection is a new one: nothing is in flight, and the last entry known to be in is to be sent again.
+
+        What the server said of its newest entry is not to be verified any more: this one may be behind that.
+        """
         if self.state is WriterState.OPEN and self.payloads:
             self.sent = max(self.confirmed - 1, 0)
-            self._probing = True
+            self._probing, self._claim = True, None

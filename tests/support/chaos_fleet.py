@@ -71,10 +71,12 @@ class Fleet:
         while self._due and self._due[0][0] <= time.monotonic():
             heapq.heappop(self._due)[2]()
         for index, worker in enumerate(self.workers):
-            if not worker.is_alive and worker.code == CANNOT_START:
+            if worker.is_alive:
+                continue
+            if worker.code == CANNOT_START:
                 self.workers[index] = self._start()  # as whoever looks after it would
             else:
-                assert worker.is_alive, f"a worker ended by itself with {worker.code}:\n{worker.output()[-4000:]}"
+                raise AssertionError(f"a worker ended by itself with {worker.code}:\n{worker.output()[-4000:]}")
         return bool(self._due)
 
     def stop(self) -> None:

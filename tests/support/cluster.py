@@ -5,6 +5,7 @@ Fixture `cluster` (one for each module): three masters without replicas.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 NUM_SLOTS = 16384
 NUM_MASTERS = 3
+_ATTEMPT_S = 5.5  # a replica gives up an attempt to take over in order after 5 s
 
 
 @dataclass
@@ -89,12 +91,17 @@ class Cluster:
         return {self.ids.index(master[2]) for _, _, master, *_ in raw(self._running()[0], "CLUSTER", "SLOTS")}
 
     def replica_of(self, master: int) -> int:
-        """Index of a replica of a master, as that master has it."""
-        for line in raw(self.nodes[master], "CLUSTER", "NODES").decode().splitlines():
-            name, _, flags, of, *_ = line.split()
-            if "slave" in flags and "fail" not in flags and of.encode() == self.ids[master]:
-                return self.ids.index(name.encode())
-        raise AssertionError(f"node {master} has no replica")
+        """Index of a replica of a master, as that master has it: it may replicate before its master has heard of it."""
+        _wait(lambda: bool(self._replicas_of(master)), 10.0, f"has a replica of node {master}")
+        return self._replicas_of(master)[0]
+
+    def _replicas_of(self, master: int) -> list[int]:
+        nodes = [line.split() for line in raw(self.nodes[master], "CLUSTER", "NODES").decode().splitlines()]
+        return [
+            self.ids.index(name.encode())
+            for name, _, flags, of, *_ in nodes
+            if "slave" in flags and "fail" not in flags and of.encode() == self.ids[master]
+        ]
 
     def _running(self) -> list[Server]:
         return [node for node in self.nodes if node.pid]
@@ -134,16 +141,28 @@ class Cluster:
     # --- failovers ----------------------------------------------------------------------------------------------------
 
     def fail_over(self, master: int) -> int:
-        """Have a replica take over in order (CLUSTER FAILOVER): nothing is lost. Index of the new master."""
-        replica = self.replica_of(master)
-        raw(self.nodes[replica], "CLUSTER", "FAILOVER")
-        self.wait_promoted(replica)
+        """Have a replica take over in order (CLUSTER FAILOVER): nothing is lost. Index of the new master.
+
+        The others vote about the same master once in two node timeouts only. A replica that they deny it waits for five
+        seconds and gives up without a word, and is to be asked again.
+        """
+        replica, asked_s = self.replica_of(master), -math.inf
+
+        def is_promoted() -> bool:
+            nonlocal asked_s
+            if self._is_master(replica):
+                return True
+            if time.monotonic() - asked_s > _ATTEMPT_S:
+                raw(self.nodes[replica], "CLUSTER", "FAILOVER")
+                asked_s = time.monotonic()
+            return False
+
+        _wait(is_promoted, 40.0, "is promoted")
+        self.num_failovers += 1
         return replica
 
-    def wait_promoted(self, replica: int, timeout_s: float = 30.0) -> None:
-        """Wait until a replica is a master."""
-        _wait(lambda: b"role:master" in raw(self.nodes[replica], "INFO", "replication"), timeout_s, "is promoted")
-        self.num_failovers += 1
+    def _is_master(self, node: int) -> bool:
+        return b"role:master" in raw(self.nodes[node], "INFO", "replication")
 
     def heal(self, timeout_s: float = 30.0) -> None:
         """Start what does not run, and wait until all is whole: every slot served, every replica at work."""

@@ -108,3 +108,12 @@ def test_what_another_worker_left_is_read(rig: Rig) -> None:
     rig.worker()
     rig.wait_done("my-1")
     assert rig.num_tokens("my-1") > 0
+
+
+def test_attempts_begun_at_once_have_ids_of_their_own(rig: Rig) -> None:
+    """Two entries of one request could not be told apart by a failover's survivor."""
+    for number in range(30):
+        rig.add(f"my-{number}", {"prompt": "Hello", "max_tokens": 1})
+    rig.worker()
+    rig.wait_done(*rig.submitted)
+    assert len({rig.started(each)[0].id[0] for each in rig.submitted}) == 30

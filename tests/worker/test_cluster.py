@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,27 @@ def test_a_slot_left_half_moved_holds_up_nobody_else(cluster: Cluster, rig: Rig)
     rig.wait_empty()
     assert rig.num_tokens("stuck") == 60
     assert worker.counters.attempts == 11
+
+
+def test_a_cancel_waits_for_a_slot_half_moved(cluster: Cluster, rig: Rig) -> None:
+    """Its script has two keys, of which only one is there: TRYAGAIN."""
+    rig.worker(step_time_s=0.02)
+    rig.add("my-1", {**JOB, "max_tokens": 1000})
+    rig.wait_tokens("my-1", 3)
+    key, pool = rig.keys.out("my-1"), ThreadPoolExecutor(1)
+    before = cluster.errors()["TRYAGAIN"]
+    with Client(cluster.url, prefix=rig.prefix) as client, pool:
+        asked: list[Future[str]] = []
+
+        def cancel() -> None:
+            if not asked:
+                asked.append(pool.submit(client.cancel, "my-1"))
+                wait_until(lambda: cluster.errors()["TRYAGAIN"] > before + 20)
+                assert not asked[0].done()
+
+        cluster.move(key, (cluster.owner_of(key) + 1) % 3, cancel)
+        assert asked[0].result(10) == "requested"
+    assert rig.wait_done("my-1").reason == "cancelled"
 
 
 def test_a_node_that_is_away_holds_up_only_its_requests(cluster: Cluster, rig: Rig) -> None:

@@ -18,9 +18,9 @@ import redis
 from headrace.clients import Client
 from headrace.worker.doctor.checks import findings_of
 from headrace.worker.doctor.look import Limits, look
-from headrace.worker.doctor.rights import probes
 from headrace.worker.doctor.seen import NodeSeen
 from headrace.worker.exit_codes import ExitCode
+from headrace.worker.rights import rights_of
 from scripts.write_operations_tables import PAGE
 from tests.support.command import ENVIRONMENT, PROGRAM, Outcome
 from tests.support.morgue import PROMPT
@@ -184,7 +184,7 @@ def url_of(patient: Patient) -> Callable[..., str]:
 
 def rules_of(patient: Patient, role: str) -> list[str]:
     """The rights that the doctor holds to be enough."""
-    names = [f"+{probe.name}" for probe in probes(patient.keys) if role in probe.roles]
+    names = [f"+{right.name}" for right in rights_of(patient.keys, "nobody") if role in right.roles]
     return [f"~{patient.prefix}:*", "+client|setname", *names]  # the name is given on connecting
 
 

@@ -1,7 +1,7 @@
 """Each "not now" of a server, made by a real one: worker and client both wait, nothing is lost and nothing twice.
 
-`READONLY`, `OOM`, `MISCONF` and `NOREPLICAS` here, `LOADING` at the end; `NOGROUP` and `NOSCRIPT` are in
-`test_server_trouble`, `CLUSTERDOWN` in `test_cluster`.
+`READONLY`, `OOM`, `MISCONF`, `NOREPLICAS`, `MASTERDOWN` and `BUSY` here, `LOADING` at the end; `NOGROUP` and `NOSCRIPT`
+are in `test_server_trouble`, `CLUSTERDOWN` and `TRYAGAIN` in `test_cluster`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,22 @@ class Trouble:
     code: str
     spoil: tuple[str, ...]
     mend: tuple[str, ...]
+    before: tuple[str, ...] = ("PING",)  # so that it is this trouble
+    answers_reads: bool = True
 
 
 def _set(name: str, spoilt: str, mended: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("CONFIG", "SET", name, spoilt), ("CONFIG", "SET", name, mended)
 
 
+_DEMOTED = ("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")
+_STALE = ("CONFIG", "SET", "replica-serve-stale-data", "no")
+_IMPATIENT = ("CONFIG", "SET", "lua-time-limit", "1")
+
 TROUBLES = [
-    Trouble("READONLY", ("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")),
+    Trouble("READONLY", *_DEMOTED),
+    Trouble("MASTERDOWN", *_DEMOTED, before=_STALE, answers_reads=False),
+    Trouble("BUSY", ("EVAL", "while true do end", "0"), ("SCRIPT", "KILL"), before=_IMPATIENT, answers_reads=False),
     Trouble("OOM", *_set("maxmemory", "1", "0")),
     Trouble("NOREPLICAS", *_set("min-replicas-to-write", "1", "0")),
     # after a snapshot that failed, which `spoilt` sees to
@@ -55,6 +63,16 @@ def fail_a_snapshot(client: redis.Redis) -> None:
     shutil.rmtree(Path(client.config_get("dir")["dir"]))
     client.execute_command("BGSAVE")
     wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+
+
+def spoil(rig: Rig, trouble: Trouble) -> None:
+    """Make the trouble; not all of it is answered before it is over."""
+    rig.client.execute_command(*trouble.before)
+    connection = rig.client.connection_pool.make_connection()
+    connection.send_command(*trouble.spoil)
+    if trouble.code != "BUSY":
+        connection.read_response()
+        connection.disconnect()
 
 
 @pytest.fixture
@@ -85,12 +103,12 @@ def test_both_sides_wait_until_it_passes(
     worker, client = rig.worker(step_time_s=0.01), client_of(rig)
     running = client.submit("Hello", id="my-1", **TOKENS)
     rig.wait_tokens("my-1", 5)
-    rig.client.execute_command(*trouble.spoil)
+    spoil(rig, trouble)
     outbox, link = worker.service.loop._outbox, worker.service.links.writing
     wait_until(lambda: outbox.is_blocked or trouble.code in link.last_error, 5, "the worker notices")
     with ThreadPoolExecutor(1) as pool:
         submitted = pool.submit(client.submit, "World", id="my-2", **TOKENS)
-        told = rig.num_tokens("my-1")
+        told = rig.num_tokens("my-1") if trouble.answers_reads else 0
         steps = worker.engine.step_count
         assert not submitted.done()
         rig.client.execute_command(*trouble.mend)

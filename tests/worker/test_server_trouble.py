@@ -486,3 +486,17 @@ def test_a_jobs_key_of_another_type_is_said_now_and_then_and_overcome(rig: Rig) 
     rig.client.delete(rig.keys.jobs())
     rig.add("my-1", JOB)
     rig.wait_done("my-1")
+
+
+def test_a_jobs_key_of_another_type_does_not_flood_the_log_of_a_worker_that_runs(rig: Rig) -> None:
+    """With every step it tried to make the group again, and said that it could not."""
+    rig.client.hset(rig.keys.jobs("low"), "no", "stream")
+    worker = rig.worker(step_time_s=0.005)
+    rig.add("my-1", {**JOB, "max_tokens": 300})
+    rig.wait_done("my-1")
+    said = [event for level, event, _ in worker.log.lines if level == "error"]
+    assert {"cannot create the group", "cannot take from a stream of jobs"} >= set(said)
+    assert 1 <= len(said) <= 10
+    rig.client.delete(rig.keys.jobs("low"))
+    rig.add("my-2", JOB, priority="low")
+    rig.wait_done("my-2")

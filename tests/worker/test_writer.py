@@ -41,8 +41,12 @@ def make_writer(base_id: bytes = b"", num_entries: int = 3) -> Writer:
     return writer
 
 
-def exchange(writer: Writer, stream: Stream, lose: set[int] | None = None) -> list[int]:
-    """One pipeline; replies of the numbers in `lose`, and all later ones, are lost. What was sent."""
+def exchange(writer: Writer, stream: Stream, lose: set[int] | None = None, *, at_once: bool = True) -> list[int]:
+    """One pipeline; replies of the numbers in `lose`, and all later ones, are lost. What was sent.
+
+    `at_once`: what is to be read back is, now and not before the next one.
+    """
+    verify(writer, stream)
     due = writer.due()
     outcomes = [stream.append(append) for append in due]
     is_lost = False
@@ -51,9 +55,15 @@ def exchange(writer: Writer, stream: Stream, lose: set[int] | None = None) -> li
         writer.reply(append.seq, LOST if is_lost else outcome)
     if is_lost:
         writer.reconnected()
+    if at_once:
+        verify(writer, stream)
+    return [append.seq for append in due]
+
+
+def verify(writer: Writer, stream: Stream) -> None:
+    """Read back what is to be read back."""
     if writer.must_verify:
         writer.verified(stream.first_of(writer))
-    return [append.seq for append in due]
 
 
 def test_nothing_follows_started_before_its_reply() -> None:
@@ -144,6 +154,40 @@ def test_an_attempt_that_a_failover_lost_whole_is_written_again_from_started(bas
     assert stream.entries == before
 
 
+def test_what_a_server_claimed_before_a_failover_does_not_count_after_it() -> None:
+    """The reply to the end is lost; the server says that it is in, and goes before `started` was read back.
+
+    Its replica has `started`, too, but not the end: the request was acknowledged and never ended.
+    """
+    writer, stream = make_writer(), Stream()
+    writer.ended = True
+    exchange(writer, stream)
+    exchange(writer, stream, lose={2})
+    [probe] = writer.due()
+    writer.reply(probe.seq, stream.append(probe))
+    assert writer.must_verify
+    del stream.entries[1:]
+    writer.reconnected()
+    for _ in range(4):
+        assert writer.is_settled <= (len(stream.entries) == 3)
+        exchange(writer, stream)
+    assert writer.is_settled
+    assert [payload for _, payload in stream.entries] == [b"payload 0", b"payload 1", b"payload 2"]
+
+
+def test_what_a_stranger_with_the_same_ids_wrote_after_a_failover_is_not_gone_on_with() -> None:
+    """The failover has lost this attempt whole, and another that began in the same millisecond has ended meanwhile."""
+    writer, stream = make_writer(num_entries=5), Stream()
+    exchange(writer, stream)
+    stream.entries = [(b"1000-0", b"another's started"), (b"1000-1", b"another's end")]
+    before = list(stream.entries)
+    writer.reconnected()
+    for _ in range(3):
+        exchange(writer, stream)
+    assert stream.entries == before
+    assert writer.state is WriterState.FENCED
+
+
 def test_a_stream_that_was_there_and_is_gone_ends_the_attempt() -> None:
     stream = Stream([(b"900-4", b"before")])
     writer = make_writer(b"900-4")
@@ -225,12 +269,14 @@ def test_random_losses_and_failovers_never_double_tear_or_reorder(seed: int) -> 
     for number in range(1, 12):
         writer.add(b"payload %d" % number)
         lose = {rng.randrange(number + 1)} if rng.random() < 0.4 else None
-        exchange(writer, stream, lose)
+        exchange(writer, stream, lose, at_once=rng.random() < 0.5)
         if rng.random() < 0.15:
             del stream.entries[rng.randint(num_base, len(stream.entries)) :]
             writer.reconnected()
+        verify(writer, stream)
         payloads = [payload for _, payload in stream.entries[num_base:]]
         assert payloads == [b"payload %d" % index for index in range(len(payloads))]
+        assert writer.in_doubt or writer.confirmed <= len(payloads)
     writer.ended = True
     for _ in range(6):
         exchange(writer, stream)

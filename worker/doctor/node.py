@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
+from uuid import uuid4
 
 import redis
+from redis.exceptions import NoPermissionError
 
 from ...clients.keys import Keys
 from ..clock import server_s
+from ..lua import Args
+from ..rights import Right, Role, rights_of
 from ..server_check import info_pairs
-from .rights import Command, lacking, probes
 from .seen import NodeSeen
 
 NUM_ROUND_TRIPS: Final = 20
@@ -30,7 +33,7 @@ class Node:
         """Whether a slot's keys lie here: always, if the server is no cluster's."""
         return any(slot in part for part in self._slots)
 
-    def ask(self, *commands: Command) -> list[Any]:
+    def ask(self, *commands: Args) -> list[Any]:
         """Send all, then read all; one outcome each, a redis.ResponseError where the server refuses a command.
 
         Raises redis.RedisError if the server does not answer.
@@ -62,9 +65,9 @@ def masters(client: redis.Redis) -> list[Node]:
 
 def read_node(node: Node, keys: Keys, clock: Callable[[], float]) -> NodeSeen:
     """What a node says of itself; `clock` is this machine's, in seconds since the epoch."""
-    asked = probes(keys)
+    asked = rights_of(keys, uuid4().hex)
     try:
-        info, num_keys, *outcomes = node.ask(("INFO",), ("DBSIZE",), *(probe.command for probe in asked))
+        info, num_keys, *outcomes = node.ask(("INFO",), ("DBSIZE",), *(right.trial for right in asked))
         trips = [_round_trip(node, clock) for _ in range(NUM_ROUND_TRIPS)]
     except (redis.RedisError, OSError) as error:
         return NodeSeen(node.address, error=str(error) or type(error).__name__)
@@ -76,7 +79,7 @@ def read_node(node: Node, keys: Keys, clock: Callable[[], float]) -> NodeSeen:
         round_trips_s=tuple(each for each, _ in trips),
         clock_ahead_s=ahead_s,
         clock_error_s=took_s / 2,
-        lacking=lacking(keys, asked, outcomes),
+        lacking=_lacking(asked, outcomes),
         num_keys=num_keys if isinstance(num_keys, int) else 0,
     )
 
@@ -89,3 +92,13 @@ def _round_trip(node: Node, clock: Callable[[], float]) -> tuple[float, float]:
     if isinstance(reply, redis.ResponseError):
         return took_s, 0.0
     return took_s, server_s(reply) - (sent_s + took_s / 2)
+
+
+def _lacking(asked: Sequence[Right], outcomes: Sequence[Any]) -> Mapping[str, tuple[str, ...]]:
+    """By role, what the user may not do, as the ACL rules that would allow it."""
+    found: dict[Role, list[str]] = {}
+    for right, outcome in zip(asked, outcomes, strict=True):
+        if isinstance(outcome, NoPermissionError):
+            for role in right.roles:
+                found.setdefault(role, []).append(right.lacking_by(str(outcome)))
+    return {role: tuple(dict.fromkeys(rules)) for role, rules in found.items()}
