@@ -145,7 +145,11 @@ class LeaseThread:
         pause_s = every_s  # entries taken after the start are renewed within a third of the lease
         while not self._stop.wait(pause_s):
             started_s = time.monotonic()
-            done = self._round(started_s)
+            try:
+                done = self._round(started_s)
+            except Exception as error:  # noqa: BLE001  a thread that ends would let all leases run out, unseen
+                self._alarms.renewal_failed(error)
+                done = False
             took_s = time.monotonic() - started_s
             # After a failure soon again: there is a sixth of a lease until publishing stops.
             pause_s = max(every_s - took_s, 0.001) if done else every_s / 10

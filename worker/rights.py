@@ -171,6 +171,10 @@ class Alarms:
         """The step loop hangs."""
         self._log.error("the step loop makes no progress: leases are not renewed", worker=self._worker)
 
+    def renewal_failed(self, error: Exception) -> None:
+        """A round of renewals ended in something that nobody foresaw; the next one is tried."""
+        self._log.error("leases cannot be renewed", worker=self._worker, error=repr(error), exc_info=error)
+
     def forbidden(self, codes: Mapping[str, str]) -> None:
         """Say what the server forbids, if that is among the errors of a pipeline: at once, and again while it lasts."""
         if FORBIDDEN in codes and (now_s := time.monotonic()) >= self._next_s:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.clients.events import Started
+from headrace.clients.events import JobRef, Started
 from tests.support.rig import Rig, abandon
 from tests.support.worker_process import WorkerProcess, wait_until
 
@@ -53,6 +53,23 @@ def test_a_loop_that_is_held_up_and_then_fails_writes_nothing_into_the_next_atte
     begin = next(number for number, event in enumerate(events) if isinstance(event, Started) and event.attempt == 2)
     assert {event.id[0] for event in events[begin:]} == {events[begin].id[0]}, "all behind it is the second attempt's"
     assert second.is_alive
+
+
+def test_a_round_of_renewals_that_fails_is_not_the_last(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = rig.worker(step_time_s=0.05, lease_s=LEASE_S)
+    leases, trouble = worker.service.context.leases, iter([RuntimeError("not foreseen")])
+    held = leases.held
+
+    def failing_once() -> list[JobRef]:
+        for error in trouble:
+            raise error
+        return held()
+
+    monkeypatch.setattr(leases, "held", failing_once)
+    rig.add("my-1", JOB)
+    rig.wait_done("my-1")
+    assert [each.attempt for each in rig.started("my-1")] == [1]
+    assert [line[1] for line in worker.log.lines if line[0] == "error"] == ["leases cannot be renewed"]
 
 
 def test_a_long_time_limit_does_not_put_recovery_off(start_worker: Callable[..., WorkerProcess], rig: Rig) -> None:
