@@ -70,6 +70,11 @@ def _is_elsewhere(error: Exception) -> bool:
     return isinstance(error, exceptions.ReadOnlyError) or str(error).startswith("NOREPLICAS")
 
 
+def is_race(error: RuntimeError) -> bool:
+    """Whether redis-py has met its own map of a Cluster in another thread's hands, which renewed it meanwhile."""
+    return str(error).startswith("dictionary ")
+
+
 def routing(client: Any, key: str) -> dict[str, Any]:
     """Arguments for execute_command: in a cluster, the node of the key, which redis-py finds for few commands only."""
     find = getattr(client, "get_node_from_key", None)
@@ -139,6 +144,11 @@ class Link:
                 self._target.leave_node()
             self._failed()
             raise told_apart(error) from None
+        except RuntimeError as error:
+            if not is_race(error):
+                raise
+            self._failed()
+            raise LostReplyError(str(error)) from None
 
     def _failed(self) -> None:
         """A command has failed."""
