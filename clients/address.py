@@ -41,6 +41,8 @@ _IGNORED = ("timeout",)
 
 _PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):\S*@")  # to the last @: a password may hold one
 _PASSWORD_QUERY = re.compile(r"([?&][a-z_]*password=)[^&\s]+")
+# options whose values are none that must not be seen; a misspelt one may be a password's
+_SHOWN_OPTION = re.compile(r"(db|[a-z_]+_file|ssl_(ca_certs|certfile|keyfile|check_hostname)|sentinel_username)=.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +165,13 @@ def _node(text: str, default_port: int) -> Node:
 def redact(text: str) -> str:
     """`text` with the password of every address in it replaced by `***`."""
     return _PASSWORD_QUERY.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
+
+
+def redact_address(text: str) -> str:
+    """As `redact`, for what was meant to be an address and nothing else, however it is written."""
+    login, at, place = text.rpartition("@")
+    scheme, slashes, login = login.partition("://") if "://" in login else ("", "", login)
+    user = re.split("[:?]", login, maxsplit=1)[0]
+    place, mark, options = place.partition("?")
+    shown = (each if _SHOWN_OPTION.fullmatch(each) else each.partition("=")[0] + "=***" for each in options.split("&"))
+    return scheme + slashes + user + (":***" if user != login else "") + at + place + (mark and "?" + "&".join(shown))

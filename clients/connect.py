@@ -41,6 +41,11 @@ _SAY_NO_LIBRARY: Final[Mapping[str, Any]] = (
     else {"lib_name": None, "lib_version": None}
 )
 
+OPTIONS: Final = (
+    "password_file, sentinel_username, sentinel_password, sentinel_password_file, ssl_ca_certs, ssl_certfile, "
+    "ssl_keyfile, ssl_password and ssl_check_hostname"
+)  # those of docs/operations.md
+
 Options = Mapping[str, Any]
 
 
@@ -123,7 +128,7 @@ def _refusing() -> Generator[None]:
         yield
     except (TypeError, ValueError, exceptions.RedisError):
         # without the cause: its words may hold parts of the address, and so of a password
-        message = "not a Redis URL: an option that there is not, or a value that it cannot have"
+        message = f"not a Redis URL: an option that there is not, or a value that it cannot have; there are {OPTIONS}"
         raise ConfigError(message, "target") from None
 
 

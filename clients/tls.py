@@ -50,7 +50,8 @@ def check_tls(address: Address, options: Mapping[str, Any]) -> None:
             context.load_cert_chain(certificate, key, given.get("ssl_password", ""))
     except ssl.SSLError as error:
         reason = (error.reason or "no certificate and key in PEM, or another password").replace("_", " ").lower()
-        raise ConfigError(f"ssl_certfile {certificate} and ssl_keyfile {key}: {reason}", "target") from None
+        files = f"ssl_certfile {certificate}" + (f" and ssl_keyfile {key}" if key else ", without ssl_keyfile")
+        raise ConfigError(f"{files}: {reason}", "target") from None
 
 
 def _check_readable(name: str, path: str) -> None:

@@ -214,5 +214,7 @@ def bf16_is_fast(*, own_products: bool) -> bool:
 
 def _dtype(name: str, setting: str, known: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:
     if name not in known:
-        raise UnsupportedModelError(setting, f"{setting} {name!r} is not supported; choose auto, {', '.join(known)}.")
+        twice = {"float32", "bfloat16"} if setting == "kv_cache_dtype" else {"fp32", "bf16"}  # what no flag takes
+        names = ", ".join(each for each in known if each not in twice)
+        raise UnsupportedModelError(setting, f"{setting} {name!r} is not supported; choose auto, {names}.")
     return known[name]

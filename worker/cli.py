@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from io import TextIOWrapper
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,6 +50,7 @@ COMMANDS = (
     _Entry("version", "commands_watch", "Show the version."),
 )
 _EPILOG = "Each flag is an environment variable too: --redis-url is HEADRACE_REDIS_URL. The flag wins."
+_BEFORE = frozenset({"--version", "--help", "-h", "--"})  # what may stand before the command
 # typer's own errors about the command line; the class has no public name, only its subclass has.
 _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__bases__[0])
 
@@ -76,7 +78,9 @@ def run(arguments: Sequence[str]) -> int:
         code: object = build_app(_wanted(arguments))(args=list(arguments), prog_name="headrace", standalone_mode=False)
         return code if isinstance(code, int) else ExitCode.OK
     except _USAGE_ERROR as error:
-        return _fail(f"headrace {_wanted(arguments)}".strip(), cast(Any, error).format_message(), ExitCode.USAGE)
+        name, message = _wanted(arguments), cast(Any, error).format_message()
+        hint = "" if name else " Flags stand behind the command: headrace COMMAND --flag"
+        return _fail(f"headrace {name}".strip(), message + hint, ExitCode.USAGE)
     except CommandError as error:
         return _fail(f"headrace {_wanted(arguments)}", error.message, error.code)
     except (KeyboardInterrupt, typer.Abort):
@@ -100,9 +104,9 @@ def build_app(wanted: str | None) -> typer.Typer:
     for entry in COMMANDS:
         function = _function(entry) if wanted in (None, entry.name) else _not_loaded
         if isinstance(function, typer.Typer):
-            app.add_typer(function, name=entry.name, help=entry.help, epilog=_EPILOG)
+            app.add_typer(function, name=entry.name, help=entry.help, short_help=entry.help, epilog=_EPILOG)
         else:
-            app.command(entry.name, help=entry.help, epilog=_EPILOG)(function)
+            app.command(entry.name, help=entry.help, short_help=entry.help, epilog=_EPILOG)(function)
     return app
 
 
@@ -129,8 +133,9 @@ def _not_loaded() -> None:
 
 
 def _wanted(arguments: Sequence[str]) -> str:
-    """The command's name: no option before it takes a value."""
-    return next((each for each in arguments if not each.startswith("-")), "")
+    """The command's name; empty behind an option that is none, whose value it may be: an address with its password."""
+    before = list(takewhile(lambda each: each.startswith("-"), arguments))
+    return next(iter(arguments[len(before) :]), "") if _BEFORE.issuperset(before) else ""
 
 
 def _fail(name: str, message: str, code: ExitCode) -> int:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..clients.address import redact
+from ..clients.address import redact_address
 from ..clients.keys import Keys
 from .child import ended_in_order
 from .command import command
@@ -58,7 +58,7 @@ def _serve(settings: WorkerFlags, url: str) -> ExitCode:
     log.info("loading the model", model=settings.model)
     engine, tokenizer, model = _load(settings, place, log)
     if settings.check:
-        sys.stdout.write(f"ready to serve {model.name} from queue {settings.queue} at {redact(url)}\n")
+        sys.stdout.write(f"ready to serve {model.name} from queue {settings.queue} at {redact_address(url)}\n")
         return ExitCode.OK
     settle_interpreter()
     code = service.run(engine, tokenizer, model, worker_settings, log=log)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ..clients.address import redact
+from ..clients.address import redact, redact_address
 from ..clients.errors import ConfigError
 from .exit_codes import UsageError
 from .units import format_duration, format_size
@@ -118,9 +118,10 @@ def _complaint(flag: FlagInfo, error: Mapping[str, Any], *, is_given: bool) -> s
     place = flag.option if is_given else f"{flag.variable} (flag {flag.option})"
     value: object = error["input"]
     shown = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+    shown = (redact_address if flag.flag.metavar == "URL" else redact)(shown)
     if isinstance(cause := error.get("ctx", {}).get("error"), ConfigError):
-        return f"{place} is {redact(shown)!r}: {cause}"  # the form is right, what it names is not
-    return f"{place} is {redact(shown)!r}: must be {flag.flag.allowed}"
+        return f"{place} is {shown!r}: {cause}"  # the form is right, what it names is not
+    return f"{place} is {shown!r}: must be {flag.flag.allowed}"
 
 
 def refuse_misspelt_variables(known: Set[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..clients.address import Address, parse_address, redact
+from ..clients.address import Address, parse_address, redact_address
 from ..clients.errors import ConfigError
 from ..clients.keys import Keys
 from .cluster import AnyLink, ClusterLink
@@ -56,16 +56,16 @@ def open_link(url: str, socket_timeout_s: float, worker: str, keys: Keys) -> Any
     try:
         address = parse_address(url)
     except ValueError as error:
-        raise StartupError(f"{redact(url)} is no address of a server: {error}") from error
+        raise StartupError(f"{redact_address(url)} is no address of a server: {error}") from error
     try:
         link = _open(address, socket_timeout_s, f"{worker}:writing", keys)
         check_rights(link, keys, worker, address.user)
     except ConfigError as error:
-        raise StartupError(f"{redact(url)} is no address of a server: {error}") from error
+        raise StartupError(f"{redact_address(url)} is no address of a server: {error}") from error
     except LinkError as error:
         missing = missing_in(str(error))
         what_to_do = f"; {line_to_add(address.user, missing)}" if missing else ""
-        raise ServerUnavailableError(f"no server at {redact(url)}: {error}{what_to_do}") from error
+        raise ServerUnavailableError(f"no server at {redact_address(url)}: {error}{what_to_do}") from error
     return link
 
 

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import redis
-from redis.exceptions import MovedError
+from redis.exceptions import MovedError, NoPermissionError
 
-from ..clients.address import Address, parse_address, redact
+from ..clients.address import Address, parse_address, redact_address
 from ..clients.connect import make_cluster, make_pool
 from ..clients.keys import Keys
 from ..clients.tls import tls_hint, tls_trouble
 from .exit_codes import CommandError, ExitCode
-from .settings_server import ServerFlags
+from .settings_server import ServerFlags, by_flags
 
 TIMEOUT_S = 5.0
 
@@ -75,7 +75,19 @@ def _options(address: Address) -> dict[str, object]:
 def _explained(settings: ServerFlags) -> Generator[None]:
     try:
         yield
-    except (redis.ConnectionError, redis.TimeoutError, redis.RedisClusterException) as error:
-        reason = tls_trouble(error) or tls_hint(error) or error
-        message = f"cannot use the server at {redact(settings.url())}: {reason}"
+    except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError, redis.RedisClusterException) as error:
+        trouble = tls_trouble(error) or tls_hint(error)
+        reason = by_flags(trouble) if trouble else _words(error, settings)
+        message = f"cannot use the server at {redact_address(settings.url())}: {reason}"
         raise CommandError(message, ExitCode.SERVER_UNAVAILABLE) from error
+
+
+def _words(error: Exception, settings: ServerFlags) -> str:
+    """What the server, or what is beneath it, said; with what may be meant by it."""
+    words = str(error).rstrip(". ")
+    address = parse_address(settings.url())
+    if isinstance(error, NoPermissionError):
+        return f"{words}; ACL SETUSER {address.user} can let it (docs/operations.md, Users with few rights)"
+    if isinstance(error.__context__, ConnectionResetError) and not address.tls:
+        return f"{words}; the port may be one with TLS, which rediss is for"
+    return words

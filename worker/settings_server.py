@@ -74,14 +74,14 @@ class ServerFlags(FlagSettings):
         try:
             return check_url(url)
         except ValueError as error:
-            raise UsageError(_by_flags(str(error))) from error
+            raise UsageError(by_flags(str(error))) from error
 
 
 def _flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def _by_flags(message: str) -> str:
+def by_flags(message: str) -> str:
     """The message with the flags in place of the options that they stand for."""
     for field, option in _OPTIONS.items():
         message = message.replace(option, _flag(field))

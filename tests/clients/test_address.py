@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from headrace.clients.address import Address, parse_address, redact, with_option
+from headrace.clients.address import Address, parse_address, redact, redact_address, with_option
 
 
 def facts(address: Address) -> tuple[Any, ...]:
@@ -84,6 +84,24 @@ def test_a_value_shows_no_password() -> None:
 )  # fmt: skip
 def test_redacting(text: str, shown: str) -> None:
     assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis+sentinel://u:hush@a:1,b:2/m?sentinel_password=hush&db=1&ssl_ca_certs=/a/b",
+         "redis+sentinel://u:***@a:1,b:2/m?sentinel_password=***&db=1&ssl_ca_certs=/a/b"),
+        ("redis://h:1/0?password_file=/run/p", "redis://h:1/0?password_file=/run/p"),
+        ("u:hush@h", "u:***@h"),
+        ("redis//u:hush@h", "redis//u:***@h"),
+        ("redis://u:a hush@h", "redis://u:***@h"),
+        ("redis://u:a?hush=1@h", "redis://u:***@h"),
+        ("redis://u@h?pasword=hush", "redis://u@h?pasword=***"),
+        ("redis://h?pasword=hush@h", "redis://h:***@h"),
+    ],
+)  # fmt: skip
+def test_redacting_what_should_have_been_an_address(text: str, shown: str) -> None:
+    assert redact_address(text) == shown
 
 
 def test_a_password_file_is_read_each_time(tmp_path: Path) -> None:

@@ -94,6 +94,22 @@ def test_a_wrong_command_line_is_one_line(
     assert outcome.line.startswith(f"headrace {arguments[0]}: ")
 
 
+def test_a_flag_before_the_command_is_refused_without_its_value(call: Callable[..., Outcome]) -> None:
+    outcome = call("--redis-url", "redis://me:secret@h", "status")
+    assert outcome.code == ExitCode.USAGE
+    assert outcome.line.startswith("headrace: No such option: --redis-url")
+    assert "Flags stand behind the command" in outcome.line
+    assert "secret" not in outcome.line
+
+
+@pytest.mark.parametrize("url", ["me:secret@h", "redis//me:secret@h", "redis://me@h?pasword=secret"])
+def test_what_is_no_address_is_shown_without_its_password(call: Callable[..., Outcome], url: str) -> None:
+    outcome = call("status", "--redis-url", url)
+    assert outcome.code == ExitCode.USAGE
+    assert "--redis-url is" in outcome.line
+    assert "secret" not in outcome.line
+
+
 @pytest.mark.parametrize("command", [["status"], ["submit", "p"], ["worker", "--model", "m"], ["demo"]])
 def test_a_misspelt_variable_is_refused_by_every_command(
     call: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, command: list[str]
@@ -122,6 +138,21 @@ def test_no_server_is_one_line_without_the_password(call: Callable[..., Outcome]
     assert outcome.code == ExitCode.SERVER_UNAVAILABLE
     assert "redis://me:***@127.0.0.1:1/0" in outcome.line
     assert "secret" not in outcome.line
+
+
+def test_what_the_server_refuses_is_said_with_its_address(
+    call: Callable[..., Outcome], own_server: Callable[..., Server]
+) -> None:
+    server = own_server()
+    place = f"127.0.0.1:{server.port}"
+    outcome = call("status", "--redis-url", f"redis://{place}/999")
+    assert outcome.code == ExitCode.SERVER_UNAVAILABLE
+    assert f"redis://{place}/999: DB index is out of range" in outcome.line
+    server.client().execute_command("ACL", "SETUSER", "few", "on", ">secret", "+ping")
+    outcome = call("status", "--redis-url", f"redis://few:secret@{place}")
+    assert outcome.code == ExitCode.SERVER_UNAVAILABLE
+    assert f"redis://few:***@{place}: " in outcome.line
+    assert "ACL SETUSER few" in outcome.line
 
 
 def test_a_wrong_password_is_one_line(call: Callable[..., Outcome], own_server: Callable[..., Server]) -> None:

@@ -13,6 +13,7 @@ from headrace.worker.exit_codes import ExitCode
 from tests.support.cluster import Cluster, start_cluster
 from tests.support.command import Outcome
 from tests.support.rig import Rig
+from tests.support.server import Server
 
 JOB = {"prompt": "Hello", "max_tokens": 10, "seed": 3, "ignore_eos": True}
 
@@ -64,3 +65,12 @@ def test_a_master_that_is_gone(tmp_path: Path, call: Callable[..., Outcome]) -> 
     assert findings[1]["seen"] == "could not look at the queue: its node does not answer"
     for node in own.nodes:
         node.stop()
+
+
+def test_a_cluster_without_slots(own_server: Callable[..., Server], call: Callable[..., Outcome]) -> None:
+    server = own_server("--cluster-enabled", "yes")
+    outcome = call("doctor", "--json", "--redis-url", server.url)
+    assert outcome.code == ExitCode.SERVER_UNAVAILABLE
+    [finding] = json.loads(outcome.out)["findings"]
+    assert finding["check"] == "unreachable"
+    assert "the Cluster has no slots yet" in finding["seen"]

@@ -51,6 +51,7 @@ async def test_worker_command_and_clients_by_one_address(
     assert call("submit", "Hello", *place) == Outcome(0, "Hello\n", "")
     assert "running" in call("status", *place).out
     assert call("dead", "ls", *place).code == 0
+    assert f"127.0.0.1:{rig.client.connection_pool.connection_kwargs['port']} " in call("doctor", *place).out
     unknown = call("status", "--redis-url", group.url.replace(f"/{SERVICE}", "/another"))
     assert unknown.code == 3
     assert "no sentinel knows a service another" in unknown.line

@@ -195,7 +195,7 @@ def test_a_server_without_tls(own_server: Callable[..., Server], certificates: C
         ("ssl_certfile={client.crt}&ssl_keyfile={server.key}", "key values mismatch"),
         ("ssl_certfile={client.crt}&ssl_keyfile={locked.key}", "ssl_keyfile"),
         ("ssl_certfile={client.crt}&ssl_keyfile={locked.key}&ssl_password=wrong", "ssl_keyfile"),
-        ("ssl_certfile={client.crt}", "ssl_certfile"),
+        ("ssl_certfile={client.crt}", "client.crt, without ssl_keyfile: "),
         ("ssl_keyfile={client.key}", "ssl_keyfile needs ssl_certfile"),
     ],
 )
@@ -214,6 +214,14 @@ def test_files_that_do_not_do(
     refused = call("status", "--redis-url", url)
     assert refused.code == 2
     assert words in refused.line
+
+
+def test_the_command_names_its_flags(tls_server: TlsServer, call: Callable[..., Outcome]) -> None:
+    refused = call("status", "--redis-url", f"rediss://127.0.0.1:{tls_server.port}")
+    assert refused.line.endswith("name its CA's file with --redis-tls-ca")
+    plain = call("status", "--redis-url", f"redis://127.0.0.1:{tls_server.port}")
+    assert plain.code == 3
+    assert plain.line.endswith("the port may be one with TLS, which rediss is for")
 
 
 def test_a_key_with_a_password(tls_server: TlsServer, certificates: Certificates) -> None:

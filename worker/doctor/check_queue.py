@@ -60,7 +60,7 @@ def workers(seen: Seen) -> Iterator[Finding]:
         hint = f" (there are others: {', '.join(others[:_SHOWN])})" if others and not used else ""
         what = f"queue {seen.keys.queue} has no worker" + (f", and {waits}" if queue.num_waiting else hint)
         make = error if queue.num_waiting or queue.num_taken else warning
-        yield make("no-worker", what, f"start one: headrace worker --queue {seen.keys.queue}")
+        yield make("no-worker", what, f"start one: headrace worker --model MODEL --queue {seen.keys.queue}")
     elif not takers and queue.num_waiting:
         states = ", ".join(f"{each.name} is {each.state}" for each in queue.alive[:_SHOWN])
         yield error("no-taker", f"{waits}, and no worker takes any: {states}", "start another worker")

@@ -48,10 +48,15 @@ def masters(client: redis.Redis) -> list[Node]:
     """The server behind `client`, or, if it is a cluster's, every master of that. Raises redis.RedisError."""
     pool: Any = client.connection_pool
     options: dict[str, Any] = pool.connection_kwargs
-    here = Node(client, str(options.get("path") or f"{options.get('host', '?')}:{options.get('port', '?')}"))
+    here = Node(client, str(options.get("path", "")))
     [reply] = here.ask(("CLUSTER", "SLOTS"))
-    if isinstance(reply, redis.ResponseError):
-        return [here]  # no cluster
+    if isinstance(reply, redis.ResponseError):  # no cluster
+        # behind sentinels it is the connection that has found out where the master is
+        host, port = getattr(pool, "master_address", None) or (options.get("host", "?"), options.get("port", "?"))
+        here.address = here.address or f"{host}:{port}"
+        return [here]
+    if not reply:
+        raise redis.ConnectionError("the Cluster has no slots yet: redis-cli --cluster create gives them to its nodes")
     slots: dict[tuple[str, int], list[range]] = {}
     for first, last, master, *_ in reply:
         address = (master[0].decode() if master[0] else str(options.get("host")), int(master[1]))
