@@ -38,6 +38,9 @@ class Fleet:
 
     def kill_one(self) -> None:
         """SIGKILL; another takes its place soon."""
+        if not self.workers:  # what was planned for a while has come at once, and none has taken a place yet
+            self.later(0.1, self.kill_one)
+            return
         self._kill(self._chance.choice(self.workers))
 
     def _kill(self, victim: Worker) -> None:
