@@ -129,13 +129,15 @@ def _on_workers(keys: Keys, nobody: str) -> list[Right]:
 def check_rights(link: AnyLink, keys: Keys, worker: str, user: str) -> None:
     """Try all that a worker needs. Raises LinkError where no reply comes.
 
-    Raises ServerUnavailableError, which names what is missing and the line to add.
+    Raises ServerUnavailableError, which names what is missing and the line to add, or that this is a replica.
     """
     needed = [right for right in rights_of(keys, worker) if "worker" in right.roles]
     outcomes = link.exchange([right.trial for right in needed])
     for outcome in outcomes:
         if isinstance(outcome, Failed) and outcome.code == "LOST":
             raise LinkError(outcome.message)
+        if isinstance(outcome, Failed) and outcome.code == "READONLY":
+            raise ServerUnavailableError("the server is a replica and takes no writes: give the master's address")
     lacking = [
         right.lacking_by(outcome.message)
         for right, outcome in zip(needed, outcomes, strict=True)

@@ -38,6 +38,15 @@ def test_a_server_that_evicts(own_server: Callable[..., Server], rig: Rig) -> No
     assert rig.worker(url=server.url).stop() == 0
 
 
+def test_a_replica(own_server: Callable[..., Server], rig: Rig) -> None:
+    master = own_server()
+    replica = own_server("--replicaof", "127.0.0.1", str(master.port))
+    with pytest.raises(ServerUnavailableError, match="is a replica and takes no writes: give the master's address"):
+        rig.worker(url=replica.url)
+    replica.client().replicaof("no", "one")
+    assert rig.worker(url=replica.url).stop() == 0
+
+
 @pytest.mark.parametrize(
     ("info", "suits"),
     [
