@@ -5,8 +5,8 @@ Where no text of the caller could play a part in a control token, the ids are th
 by a private copy of the tokenizer whose normalizer takes the disguise off.
 
 Templates run in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment), within bounds of time and memory (see
-`chat_limits`). They are the model's, not the caller's: a caller cannot pass one, nor any other parameter of
-`apply_chat_template`, nor redefine `bos_token` and the like.
+`chat_limits` and `chat_sandbox`). They are the model's, not the caller's: a caller cannot pass one, nor any other
+parameter of `apply_chat_template`, nor redefine `bos_token` and the like.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .chat_guard import CallerText, ChatGuard, caller_texts, is_control
 from .chat_limits import TemplateLimitError, refuse_large_operations, render_limits
+from .chat_sandbox import bound_templates
 from .panics import panics_as_errors
 from .types import RequestRefusedError
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_NESTING = 64
 MAX_RENDERED_CHARS = 16 * 2**20
+MAX_SAID_CHARS = 1000  # of what a template says when it refuses a chat
 
 
 class ChatTemplateError(RequestRefusedError):
@@ -43,6 +45,7 @@ class ChatEncoder:
 
     def __init__(self, pretrained: Any, raw: Tokenizer) -> None:
         """`pretrained`: a tokenizer of transformers (for its template); `raw`: its backend, without truncation."""
+        bound_templates()
         self._pretrained = pretrained
         self._raw = raw
         self._added: dict[int, AddedToken] = raw.get_added_tokens_decoder()
@@ -255,15 +258,16 @@ def _template_failures() -> tuple[type[Exception], ...]:
     """What rendering a template can raise: its own refusals, and whatever its expressions do with the values."""
     from jinja2 import TemplateError
 
-    errors = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+    # SyntaxError: what jinja2 makes of the template is nested more deeply than Python's own code may be
+    errors = (ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError)
     return (TemplateError, TemplateLimitError, *errors)
 
 
 def _refusal(error: Exception) -> ChatTemplateError:
     from jinja2 import TemplateSyntaxError
 
-    if isinstance(error, TemplateSyntaxError):
-        return ChatTemplateError(f"the model's chat template is broken: {error}", "unsupported")
+    if isinstance(error, TemplateSyntaxError | SyntaxError):
+        return ChatTemplateError(f"the model's chat template is broken: {str(error)[:MAX_SAID_CHARS]}", "unsupported")
     if isinstance(error, TemplateLimitError):
         return ChatTemplateError(f"the model's chat template {error}", "unsupported")
-    return ChatTemplateError(f"the chat template refused the chat: {error}")
+    return ChatTemplateError(f"the chat template refused the chat: {str(error)[:MAX_SAID_CHARS]}")

@@ -2,8 +2,8 @@
 
 Rendering is watched by a trace function of its own thread: at each call of a Python function, and at each line of the
 template, it looks at the clock, and now and then at the memory of the process. A single operation of the interpreter
-(a text times a number) runs to its end unseen, so templates that hold what makes such operations large are refused
-before they run.
+(a text times a number) runs to its end unseen, so powers are refused before a template runs, and what would make
+much at once is refused by the sandbox (see `chat_sandbox`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RENDER_LIMIT_S = 5.0
 RENDER_LIMIT_BYTES = 1 << 30  # of growth of the whole process: far above what a rendered chat needs
 RENDER_LIMIT_CHARS = 64 << 20  # written by the template's own lines
 LARGEST_NUMBER = 10_000_000  # in a template's text; 16 MB are the most that it may render
-_EVENTS_PER_LOOK = 64  # at the memory, which takes some microseconds
+_EVENTS_PER_LOOK = 16  # at the memory, which takes some microseconds; each may take 64 MiB more
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TEMPLATE_FILE = "<template>"  # as jinja2 names the code of templates that came as text
 

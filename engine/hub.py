@@ -96,9 +96,16 @@ def fingerprint(model_dir: Path, dtype: torch.dtype, choices: str = "") -> str:
     That is its configuration, its tokenizer, names, shapes and sizes of the weights, the type they are computed in, and
     `choices` that were made besides, such as `ModelConfig.choices`.
     The weights' own bytes are left out: reading them all would take as long as loading. Raises WeightsError where the
-    weights' headers or their index are damaged.
+    weights' headers or their index are damaged, ModelError where another file cannot be read.
     """
-    digest = hashlib.sha256(f"{dtype}{choices}".encode())
+    try:
+        return _digest(model_dir, f"{dtype}{choices}")
+    except OSError as error:
+        raise ModelError(f"{model_dir} cannot be read: {error}.") from error
+
+
+def _digest(model_dir: Path, computed: str) -> str:
+    digest = hashlib.sha256(computed.encode())
     for path in decisive_files(model_dir):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(model_dir)}:{len(content)}:".encode() + content)

@@ -82,7 +82,12 @@ def read_config(model_dir: Path) -> ModelConfig | TransformersConfig:
     except UnsupportedModelError as error:
         if error.feature in _NEVER:
             raise
-        other = read_transformers_config(model_dir, "" if error.feature == "architectures" else str(error))
+        try:
+            other = read_transformers_config(model_dir, "" if error.feature == "architectures" else str(error))
+        except UnsupportedModelError as again:
+            if again.feature == "quantization_config" and error.feature != "architectures":
+                raise error from again  # weights in 4 bits are for our own decoder alone: what it lacks is the reason
+            raise
         logger.info("%s runs through transformers' own code: %s", other.architecture, error)
         return other
     logger.info("%s runs natively", model.architecture)

@@ -102,13 +102,13 @@ def check_folder(model_dir: Path) -> None:
         for path in decisive_files(model_dir):
             _check_size(path)
         _check_templates(model_dir / TEMPLATES)
+        if is_file(model_dir / INDEX) and (model_dir / INDEX).stat().st_size > MOST_INDEX_BYTES:
+            raise ModelError(f"{model_dir / INDEX} has more than {MOST_INDEX_BYTES >> 20} MiB.")
     except OSError as error:
         raise ModelError(f"{model_dir} cannot be read: {error}.") from error
     if not is_file(model_dir / "config.json"):
         raise ModelNotFoundError(f"{model_dir} holds no config.json, so it is no model directory.")
-    if is_file(model_dir / INDEX) and (model_dir / INDEX).stat().st_size > MOST_INDEX_BYTES:
-        raise ModelError(f"{model_dir / INDEX} has more than {MOST_INDEX_BYTES >> 20} MiB.")
-    _refuse_code(model_dir / "tokenizer_config.json")
+    _check_tokenizer_config(model_dir / "tokenizer_config.json")
     for name in _QUANTISED_BESIDE:
         if is_file(model_dir / name):
             raise UnsupportedModelError(
@@ -232,13 +232,33 @@ def _check_templates(folder: Path) -> None:
         raise ModelError(f"{folder} has {size} bytes of templates; at most {MOST_TEXT_BYTES >> 20} MiB are read of it.")
 
 
-def _refuse_code(path: Path) -> None:
-    if is_file(path) and read_json(path, MOST_TEXT_BYTES).get("auto_map"):
+def _check_tokenizer_config(path: Path) -> None:
+    """Refuse code of its own, and chat templates in a form that transformers would stumble over."""
+    if not is_file(path):
+        return
+    values = read_json(path, MOST_TEXT_BYTES)
+    if values.get("auto_map"):
         raise UnsupportedModelError(
             "auto_map",
             f"The tokenizer brings its own code (auto_map in {path}); remote code is never run. Remove auto_map if "
             "tokenizer.json is all that it needs.",
         )
+    template: object = values.get("chat_template")
+    if template is not None and not (
+        _is_name(template) or _is_list_of(_is_named_template, template) or _is_map_of_texts(template)
+    ):
+        raise ModelError(
+            f"{path} says chat_template = {_short(template)}; it must be a text, or a list of objects whose name and "
+            "template are texts."
+        )
+
+
+def _is_map_of_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_name, cast("dict[str, object]", value).values()))
+
+
+def _is_named_template(value: object) -> bool:
+    return _is_map_of_texts(value) and {"name", "template"} <= cast("dict[str, object]", value).keys()
 
 
 def _short(value: object) -> str:

@@ -57,7 +57,7 @@ def test_a_template_that_builds_gigantic_texts_is_stopped(
 ) -> None:
     monkeypatch.setattr("headrace.engine.chat.render_limits", lambda: render_limits(limit_bytes=64 << 20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ChatTemplateError, match=r"was stopped after it (took 64 MiB|wrote 67108864 char)") as refused:
+    with pytest.raises(ChatTemplateError, match=r"took 64 MiB|wrote 67108864 char|at once|after 5 s") as refused:
         load(tmp_path, template).encode_chat(HI)
     assert refused.value.code == "unsupported"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000
@@ -77,6 +77,81 @@ def test_operations_that_nothing_could_stop_are_not_begun(tmp_path: Path, templa
     with pytest.raises(ChatTemplateError, match=words) as refused:
         load(tmp_path, template).encode_chat(HI)
     assert refused.value.code == "unsupported"
+
+
+MUCH = "{% set n = 9999999 %}{% set k = 99999 %}{% set s = 'x' * k %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 'x' * (n * k) }}", "makes 999989900001 characters at once"),
+        ("{{ n * k * s }}", "characters at once"),
+        ("{{ [0] * n }}", "makes 9999999 items at once"),
+        ("{{ ([0] * k + [1] * n) | length }}", "items at once"),
+        ("{{ s.encode() * k }}", "characters at once"),
+        ("{{ " + " ~ ".join(["s"] * 200) + " }}", "makes 19999800 characters at once"),
+        ("{% set m = namespace(n=n) %}{% for i in range(99) %}{% set m.n = m.n * m.n %}{% endfor %}", "4096 bits"),
+        ("{{ 'x'.center(n * k) }}", "characters at once"),
+        ("{{ ('x' | attr('ljust'))(n * k) }}", "characters at once"),
+        ("{{ 'x' | center(n * k) }}", "characters at once"),
+        ("{{ ['x'] | map('center', n * k) | list }}", "characters at once"),
+        ("{{ (1).to_bytes(n * k, 'big') }}", "characters at once"),
+        ("{{ '\t'.expandtabs(n * k) }}", "characters at once"),
+        ("{{ s.replace('x', s) }}", "characters at once"),
+        ("{{ s | replace('x', s) }}", "characters at once"),
+        ("{{ s.join(['y'] * k) }}", "characters at once"),
+        ("{{ (['y'] * k) | join(s) }}", "characters at once"),
+        ("{{ (messages * 999) | join(s, attribute='content') }}", "characters at once"),
+        ("{{ 'a\nb' | indent(n * k) }}", "characters at once"),
+        ("{{ s.translate({120: s}) }}", "translate"),
+        ("{{ '%999999999d' % 1 }}", "width of millions"),
+        ("{{ '%*d' % (n, 1) }}", "width of millions"),
+        ("{{ '%.999999999f' | format(1) }}", "width of millions"),
+        ("{{ '{:999999999d}'.format(1) }}", "width of millions"),
+        ("{{ '{:{}}'.format(1, n) }}", "width of millions"),
+        ("{{ '{x:>{n}}'.format_map({'x': 1, 'n': n}) }}", "width of millions"),
+        ("{{ messages | tojson(indent=n * k) }}", "tojson a number above 100"),
+        ("{{ 1.5 | round(n) }}", "round a number above 100"),
+        ("{{ ([[1] * 999] * k) | sum(start=[]) | length }}", "no numbers"),
+        ("{{ ('<' * n) | striptags }}", "No filter named 'striptags'"),
+        ("{{ s | urlize }}", "No filter named 'urlize'"),
+        ("{% if true %}" * 200 + "{% endif %}" * 200, "is broken: too many levels"),
+        ("{% for x in messages %}" * 30 + "{% endfor %}" * 30, "is broken: too many statically nested"),
+    ],
+)
+def test_what_a_single_operation_would_make_is_seen_before_it(tmp_path: Path, template: str, words: str) -> None:
+    begun_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ChatTemplateError, match=words):
+        load(tmp_path, MUCH + template).encode_chat(HI)
+    assert time.monotonic() - begun_s < 4
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ '-' * 3 + '=' * messages | length }}{{ 7 % 4 }}{{ 3 * 4 }}", "---=312"),
+        ("{{ messages[0].role ~ nothing ~ 5 ~ none }}", "user5None"),
+        ("{{ '%s:%5.1f' % ('a', 2.5) }}{{ '%03d' | format(7) }}", "a:  2.5007"),
+        ("{{ '{{{0}}} {x:>4}'.format(1, x='y') }}", "{1}    y"),
+        ("{{ messages | map(attribute='role') | join('-') }}{{ messages | join(attribute='content') }}", "userhi"),
+        ("{{ [1, 2] | join }}{{ ', '.join(['a', 'b']) }}{{ 'abab'.replace('a', 'x', 1) }}", "12a, bxbab"),
+        ("{{ 'abab' | replace('a', 'x') }}{{ 'ab' | center(6) }}{{ 'a\nb' | indent(2) }}", "xbxb  ab  a\n  b"),
+        ("{{ {'n': 9000000} | tojson }}{{ [1] | tojson(indent=2) }}", '{"n": 9000000}[\n  1\n]'),
+        ("{{ [1, 2] | sum }}{{ messages | sum(attribute='x', start=0) if false }}{{ 2.345 | round(2) }}", "32.35"),
+        ("{{ ([1] + [2]) | length }}{{ 'x'.ljust(3) }}{{ 9000000 * 1000 }}", "2x  9000000000"),
+    ],
+)
+def test_what_templates_do_is_done_as_ever(tmp_path: Path, template: str, text: str) -> None:
+    tokenizer = load(tmp_path, template)
+    assert tokenizer.raw.decode(tokenizer.encode_chat(HI), skip_special_tokens=False) == text
+
+
+def test_what_a_template_says_is_cut(tmp_path: Path) -> None:
+    with pytest.raises(ChatTemplateError, match="refused the chat: xxx") as refused:
+        load(tmp_path, "{{ raise_exception('x' * 1000000) }}").encode_chat(HI)
+    assert len(str(refused.value)) < 2000
 
 
 @pytest.mark.parametrize(

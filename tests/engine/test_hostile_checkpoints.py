@@ -254,3 +254,40 @@ def test_the_command_ends_with_one_line_and_no_traceback(folder: Path) -> None:
     last = done.stderr.splitlines()[-1]
     assert last.startswith("headrace worker: ") and "model.safetensors is no readable safetensors file" in last
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja"])
+def test_files_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As root reads everything, opening fails by itself."""
+    (folder / "chat_template.jinja").write_text("x")
+    read = Path.read_bytes
+
+    def fail(path: Path) -> bytes:
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    refused(folder, rf"cannot be read: .*Permission denied: .*{name}")
+
+
+def test_a_folder_that_goes_while_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(at: Path) -> list[Path]:
+        return list((at / "gone").iterdir())
+
+    monkeypatch.setattr("headrace.engine.hub.decisive_files", gone)
+    refused(folder, r"cannot be read: .*No such file or directory")
+
+
+@pytest.mark.parametrize(
+    "template", [5, True, 1.5, [1], [{"name": "x"}], [{"name": "default", "template": 7}], {"default": 5}, ["x"]]
+)
+def test_chat_templates_that_are_no_texts(folder: Path, template: object) -> None:
+    edit(folder / "tokenizer_config.json", chat_template=template)
+    refused(folder, r"tokenizer_config\.json says chat_template = .*it must be a text")
+
+
+@pytest.mark.parametrize("template", ["x", [{"name": "default", "template": "x"}], {"default": "x"}, None])
+def test_chat_templates_that_are(folder: Path, template: object) -> None:
+    edit(folder / "tokenizer_config.json", chat_template=template)
+    load_engine(folder, CONFIG)

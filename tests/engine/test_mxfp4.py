@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from headrace.engine.config import ModelConfig, read_model_config
 from headrace.engine.errors import MemoryBudgetError, ModelError, UnsupportedModelError, WeightsError
-from headrace.engine.load import load_engine, load_runner, resolve_dtype
+from headrace.engine.load import load_engine, load_runner, read_config, resolve_dtype
 from headrace.engine.mxfp4 import dequantised
 from headrace.engine.types import EngineConfig
 from headrace.engine.weights import load_weights
@@ -195,3 +195,11 @@ def test_a_configuration_that_does_not_say_so(folder: Path) -> None:
     edit(folder, quantization_config=None)
     with pytest.raises(ModelError, match=r"missing: .*gate_up_proj.*unexpected: .*_scales"):
         load_engine(folder, CONFIG)
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "intermediate_size"])
+def test_the_reason_is_what_our_own_decoder_lacks(folder: Path, name: str) -> None:
+    """transformers' code takes none of these, whatever the sizes."""
+    edit(folder, **{name: 48})
+    with pytest.raises(ModelError, match=f"{name} is no multiple of 64"):
+        read_config(folder)
