@@ -103,6 +103,8 @@ def bound_templates() -> None:
     from transformers.utils import chat_template_utils
 
     made: Any = chat_template_utils
+    if not hasattr(made, "ImmutableSandboxedEnvironment"):  # no template is to run without bounds
+        raise RuntimeError("this version of transformers makes its sandbox elsewhere: use one of constraints/")
     made.ImmutableSandboxedEnvironment = BoundedEnvironment
 
 
