@@ -46,7 +46,8 @@ def test_the_streams_measured_are_as_a_workers(own_server) -> None:
     rig.client.delete(*map(rig.keys.out, rig.submitted))
     real = (before - used_bytes(rig.client)) / len(rig.submitted)
     with connect(server.url) as client:
-        mine = measure(client, Thing("it", lambda i: stream(i, told, "json"), 300), 30)
+        # the least of three: a connection's buffer that grows meanwhile is counted too
+        mine = min(measure(client, Thing("it", lambda i: stream(i, told, "json"), 300), 30) for _ in range(3))
     assert mine == pytest.approx(real, rel=0.05)
     rig.client.close()
 

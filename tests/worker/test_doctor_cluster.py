@@ -13,7 +13,7 @@ from headrace.worker.exit_codes import ExitCode
 from tests.support.cluster import Cluster, start_cluster
 from tests.support.command import Outcome
 from tests.support.rig import Rig
-from tests.support.server import Server
+from tests.support.server import Server, free_port
 
 JOB = {"prompt": "Hello", "max_tokens": 10, "seed": 3, "ignore_eos": True}
 
@@ -68,7 +68,7 @@ def test_a_master_that_is_gone(tmp_path: Path, call: Callable[..., Outcome]) -> 
 
 
 def test_a_cluster_without_slots(own_server: Callable[..., Server], call: Callable[..., Outcome]) -> None:
-    server = own_server("--cluster-enabled", "yes")
+    server = own_server("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     outcome = call("doctor", "--json", "--redis-url", server.url)
     assert outcome.code == ExitCode.SERVER_UNAVAILABLE
     [finding] = json.loads(outcome.out)["findings"]
