@@ -82,12 +82,12 @@ struct Screening {
 
 namespace {
 
-#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+#if HEADRACE_SCREEN == 8
 // sum += q · four bytes for each of the LANES outputs.
 inline vu add_step(vu sum, const uint8_t* q, int32_t bytes) {
   return (vu)_mm512_dpbusd_epi32((__m512i)sum, _mm512_loadu_si512(q), _mm512_set1_epi32(bytes));
 }
-#elif defined(__AVX2__)
+#elif HEADRACE_SCREEN == 7
 inline ru add_step(ru sum, const uint8_t* q, __m256i bytes) {
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_loadu_si256((const __m256i*)q), bytes);  // at most 2 · 127 · 127
   return sum + (ru)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));

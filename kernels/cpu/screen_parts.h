@@ -9,16 +9,14 @@
 // Weights in 8 bits where one instruction adds four products of bytes to a sum; in 7 bits where it takes a step in between,
 // whose sums of two must fit into 16 bits.
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
-constexpr bool HAS_SCREEN = true;
-constexpr int32_t MOST_WEIGHT = 127;
+#define HEADRACE_SCREEN 8
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define HEADRACE_SCREEN 7
 #else
-#if defined(__AVX2__)
-constexpr bool HAS_SCREEN = true;
-#else
-constexpr bool HAS_SCREEN = false;
+#define HEADRACE_SCREEN 0
 #endif
-constexpr int32_t MOST_WEIGHT = 63;
-#endif
+constexpr bool HAS_SCREEN = HEADRACE_SCREEN != 0;
+constexpr int32_t MOST_WEIGHT = HEADRACE_SCREEN == 8 ? 127 : 63;
 
 constexpr int QUAD = 4;                   // inputs of a step
 constexpr int64_t MOST_INPUTS = 1 << 16;  // so that sums of products of bytes fit into 32 bits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,18 @@ def test_a_library_that_came_with_the_package_gives_the_same_bits(tmp_path: Path
     x = torch.randn(9, 77, generator=torch.Generator().manual_seed(1))
     results = [library.linear(x, library.pack(plain_matrix(weight))) for library in (own, other)]
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("variant", prebuilt.VARIANTS, ids=lambda variant: variant.name)
+def test_the_sources_are_right_for_every_kind_of_cpu(variant: prebuilt.Variant) -> None:
+    """Also for those that this machine is none of: the compiler reads them without making code."""
+    if platform.machine() != "x86_64":
+        pytest.skip("variants are for x86-64")
+    folder = Path(build.__file__).parent
+    flags = (*(flag for flag in build.FLAGS if flag != "-march=native"), *variant.flags, "-fsyntax-only")
+    command = [build.find_compiler(os.environ), *flags, *(str(folder / unit) for unit in build.UNITS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_best_variant_that_the_cpu_runs_is_taken(tmp_path: Path) -> None:
