@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .kv_layout import cached_head_dim, encode
+from .kv_layout import FLOAT8_LARGEST, cached_head_dim, encode
 from .rms_norm import normed
 
 
@@ -42,6 +42,7 @@ def rotate_and_store(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
     norm: QueryKeyNorm | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Norm and rotate queries and keys, write keys and values into the cache, and give the queries.
 
@@ -49,10 +50,11 @@ def rotate_and_store(
     positions  int64 [rows], each below cos_sin's rows
     cos_sin    float32 [max_model_len, rotary_dim]: the cosines of rotary_dim/2 angles, then their sines. The first
                rotary_dim ≤ head_dim values of each head turn, the others stay; None turns nothing
-    k_cache, v_cache  [num_blocks, block_size, kv_heads, width] in float32, bfloat16 or int8, see `kv_layout`; written
-                      in place. This function takes the layout by_position
+    k_cache, v_cache  [num_blocks, block_size, kv_heads, width] in one of the types of `kv_layout`; written in place.
+                      This function takes the layout by_position
     slots      int64 [rows]: block · block_size + offset; a negative slot writes nothing
     norm       of queries and keys, before they turn
+    kv_scales  float32 [2, kv_heads], of keys and of values: what float8 caches come with, and no others
 
     Result: [rows, heads, head_dim] of qkv's dtype. Arithmetic is float32, without rounding between norm and rotation.
     Source: https://arxiv.org/abs/2104.09864, in the layout of Llama checkpoints, where value i turns with value
@@ -70,8 +72,12 @@ def rotate_and_store(
         query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
     live = slots >= 0
     at = slots[live]
-    k_cache.view(-1, kv_heads, width)[at] = encode(key[live], k_cache.dtype)
-    v_cache.view(-1, kv_heads, width)[at] = encode(value[live].float(), v_cache.dtype)
+    for number, (cache, vectors) in enumerate(((k_cache, key), (v_cache, value.float()))):
+        scales = None if kv_scales is None else kv_scales[number]
+        whole = cache.view(-1, kv_heads, width)
+        stored = encode(vectors[live], cache.dtype, scales)
+        same_size = torch.uint8 if cache.dtype in FLOAT8_LARGEST else cache.dtype  # torch indexes no float8
+        whole.view(same_size)[at] = stored.view(same_size)
     return query.to(qkv.dtype).contiguous()
 
 

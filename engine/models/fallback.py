@@ -130,7 +130,8 @@ class TransformersPasses:
         """
         one = torch.zeros(1, dtype=torch.int64, device=self.device)
         cache = torch.zeros((self.kv.num_layers, 2, 1, 16, self.kv.num_kv_heads, self.kv.head_dim), dtype=self.dtype)
-        paging = Paging(*(torch.tensor(part, dtype=torch.int32) for part in ([[0]], [0, 1], [1])))
+        table, start, kv_len = (torch.tensor(part, dtype=torch.int32) for part in ([[0]], [0, 1], [1]))
+        paging = Paging(table, start, kv_len)
         with torch.inference_mode():
             self.hidden(PagedStep(self.backend, cache, paging, one, self.kv.head_dim, one), one, one)
 

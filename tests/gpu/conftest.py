@@ -1,0 +1,31 @@
+"""Triton's kernels, run by its interpreter: which must be said before Triton is imported anywhere in the process."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.engine.threads import sleep_when_idle
+
+sleep_when_idle()
+
+
+@pytest.fixture(autouse=True)
+def strict_interpreter() -> Iterator[None]:
+    """Repair the interpreter, and fill new tensors with NaN, or the largest integer."""
+    import torch
+
+    from tests.support.interpreter import repair
+
+    repair()
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = before
