@@ -22,7 +22,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Where the parts of a decode step wait to be merged, made once for an engine and used by one layer after the other.
+    """Where the parts of a decode step wait to be merged, made once for an engine, used by one layer after the other.
 
     Keys are split at multiples of `split` positions, counted from position 0: a sequence's splits, and the order in
     which they are merged, depend on nothing but its own length, and so do its bits.
