@@ -6,6 +6,7 @@ Pickles are refused: opening one runs whatever code is in it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from .tensor_copy import BUFFER_BYTES, DTYPES, PACKED, Place, Source, copy, copy
 
 INDEX = "model.safetensors.index.json"
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"  # which may be one and the same
+# Scales of a float8 KV cache as exporters write them, in each layer: of all heads together, or of each.
+KV_SCALE = re.compile(
+    r"model\.layers\.(\d{1,4})\.self_attn\.(?:attn\.)?(?:([kv])_scale|([kv])_proj\.(?:output_scale|[kv]_scale))"
+)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 NAMES_SHOWN = 6  # of the tensors that an error lists
 
@@ -195,8 +200,12 @@ def _check_types(tensors: list[StoredTensor], known: tuple[str, ...]) -> None:
 
 
 def is_spare(name: str, *, tied: bool) -> bool:
-    """Whether a tensor follows from the rest, although some exporters write it; `tied`: the output matrix does, too."""
-    return name.endswith(".rotary_emb.inv_freq") or (tied and name == OUTPUT)
+    """Whether the weights are complete without a tensor: it follows from the rest, or it is for the KV cache alone.
+
+    tied  the output matrix follows, too
+    """
+    spare = name.endswith(".rotary_emb.inv_freq") or KV_SCALE.fullmatch(name) is not None
+    return spare or (tied and name == OUTPUT)
 
 
 def hint(missing: Collection[str], *, tied: bool) -> str:

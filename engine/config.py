@@ -18,6 +18,7 @@ from .config_numbers import number, whole
 from .errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from .families import ACTIVATIONS, FAMILIES, ExpertKeys, Family, layer_windows, refuse_unknown_parts
 from .json_file import is_file, read_json
+from .kv_quantization import is_cache_only
 from .mxfp4 import check_quantization, is_mxfp4
 from .rope import RopeConfig, layer_ropes
 
@@ -158,6 +159,8 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     family = FAMILIES.get(str(architectures[0])) if len(architectures) == 1 else None
     if family is not None and family.experts is not None and family.experts.stacked and is_mxfp4(raw):
         check_quantization(raw["quantization_config"])
+        raw = {**raw, "quantization_config": None}
+    if family is not None and is_cache_only(raw):
         raw = {**raw, "quantization_config": None}
     refuse_foreign(raw)
     if family is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..kernels.backend import MATRIX_UNITS, Backend, open_backend, open_library
+from ..kernels.backend import MATRIX_UNITS, Backend, for_cache, open_backend, open_library
 from ..kernels.cpu.build import cpu_features
 from ..kernels.cpu.library import CpuLibrary
 from .checkpoint import EMBEDDING, OUTPUT, Progress, tensor_shapes
@@ -17,6 +17,7 @@ from .config import ModelConfig, read_model_config
 from .engine import Engine
 from .errors import ModelError, UnsupportedModelError
 from .hub import find_model, fingerprint
+from .kv_scales import find_scales
 from .load_transformers import plan_transformers
 from .memory import Footprint, available_bytes, footprint, plan_num_blocks
 from .model_folder import check_folder
@@ -30,7 +31,10 @@ from .weights import allocate, load_weights
 DTYPES = {
     "float32": torch.float32, "fp32": torch.float32, "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
 }  # fmt: skip
-KV_DTYPES = {**DTYPES, "int8": torch.int8}
+KV_DTYPES = {
+    **DTYPES, "float16": torch.float16, "fp16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, "int8": torch.int8,
+}  # fmt: skip
 BF16_FROM_PARAMETERS = (
     64_000_000  # below, float32 costs little on a CPU and every result can be compared to the last bit
 )
@@ -110,6 +114,7 @@ def load_runner(
         WeightsError, UnsupportedModelError, MemoryBudgetError
     """
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
+    backend = for_cache(backend, kv_dtype)
     if isinstance(model, ModelConfig):
         size, passes = _native(model_dir, model, config, dtype, kv_dtype, backend)
     else:
@@ -130,7 +135,9 @@ def load_runner(
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_dtype=kv_dtype,
     )
-    return TorchRunner(passes(progress), backend, limits)
+    made = passes(progress)
+    scales = find_scales(model_dir, made, backend.kv_layout, kv_dtype, max_model_len)
+    return TorchRunner(made, backend, limits, scales)
 
 
 def _native(
@@ -219,7 +226,9 @@ def bf16_is_fast(*, own_products: bool) -> bool:
 
 def _dtype(name: str, setting: str, known: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:
     if name not in known:
-        twice = {"float32", "bfloat16"} if setting == "kv_cache_dtype" else {"fp32", "bf16"}  # what no flag takes
+        twice = (
+            {"float32", "bfloat16", "float16"} if setting == "kv_cache_dtype" else {"fp32", "bf16"}
+        )  # what no flag takes
         names = ", ".join(each for each in known if each not in twice)
         raise UnsupportedModelError(setting, f"{setting} {name!r} is not supported; choose auto, {names}.")
     return known[name]

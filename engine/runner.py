@@ -14,13 +14,12 @@ from ..kernels.backend import Backend
 from ..kernels.block_copy import copy_blocks
 from ..kernels.embedding import Asked, Scores
 from ..kernels.forward import Finish as ForwardFinish
-from ..kernels.kv_cache import KvCache
-from ..kernels.kv_layout import cached_width, poison
-from ..kernels.large_pages import zeros_in_large_pages
+from ..kernels.kv_layout import poison
 from ..kernels.linear import padded_rows
 from ..kernels.lists import bools, ints
 from .batch import Batch, BatchBuilder, BatchLimits
-from .passes import KvShape, Passes
+from .kv_cache_memory import make_cache
+from .passes import Passes
 from .sampler import Sampler, token_logprobs, wants_only_the_best
 from .types import Plan, RowResult, ScheduledRow, TokenLogprobs
 
@@ -53,10 +52,13 @@ class TorchRunner:
     """A `types.Runner` for one model. Used by one thread at a time.
 
     `on_logits`, if set, is called in each step with the plan and the scores of the rows that sample, in the plan's
-    order: float32 [rows that sample, vocab], as the model gave them, valid until it returns.
+    order: float32 [rows that sample, vocab], as the model gave them, valid until it returns. kv_scales are those of a
+    float8 cache, see `kv_scales`.
     """
 
-    def __init__(self, model: Passes, backend: Backend, limits: RunnerLimits) -> None:
+    def __init__(
+        self, model: Passes, backend: Backend, limits: RunnerLimits, kv_scales: torch.Tensor | None = None
+    ) -> None:
         self.vocab_size = model.vocab_size
         self.eos_token_ids = model.eos_token_ids
         self.max_model_len = limits.max_model_len
@@ -70,7 +72,8 @@ class TorchRunner:
         self.on_logits: LogitsHook | None = None
         device = model.device
         self._kinds = model.kv.kinds
-        self._cache = _make_cache(model.kv, limits)
+        blocks = limits.num_blocks, limits.num_window_blocks, limits.block_size
+        self._cache = make_cache(model.kv, *blocks, limits.kv_dtype, kv_scales)
         self._multiple = model.row_multiple
         max_rows = padded_rows(limits.max_num_batched_tokens, self._multiple)
         self._forward = model.begin(self._cache, max_rows, limits.max_model_len)
@@ -180,17 +183,6 @@ class TorchRunner:
             scores = self.model.final(self.model.score(hidden, self._asked(rows)).scores[: len(rows)])
             found += token_logprobs(scores, targets, [count] * len(targets))
         return tuple(found)
-
-
-def _make_cache(kv: KvShape, limits: RunnerLimits) -> KvCache:
-    """Memory for the blocks of each kind of layers, which is taken as it is written."""
-    vectors = (limits.block_size, kv.num_kv_heads, cached_width(kv.head_dim, limits.kv_dtype))
-    numbers = {
-        False: (kv.num_layers - kv.num_windowed, 2, limits.num_blocks),
-        True: (kv.num_windowed, 2, limits.num_window_blocks),
-    }
-    groups = tuple(zeros_in_large_pages((*numbers[kind], *vectors), limits.kv_dtype) for kind in kv.kinds)
-    return KvCache(groups, kv.places)
 
 
 def _not_finite_rows(hidden: torch.Tensor, batch: Batch) -> list[int]:

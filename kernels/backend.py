@@ -18,6 +18,7 @@ from . import attention, experts, gated, rms_norm, rotary
 from .cpu.build import cpu_features, library_path
 from .cpu.library import CpuLibrary
 from .cpu.prebuilt import prebuilt_path
+from .cpu.recorder import CACHE_TYPES
 from .embedding import Asked, Scores
 from .embedding import cap_scores as torch_cap_scores
 from .embedding import embedding as torch_embedding
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 class PagedAttention(Protocol):
     """`attention.paged_attention`, which describes the arguments."""
 
-    def __call__(
+    def __call__(  # noqa: PLR0913, PLR0917  as the operation has them
         self,
         query: torch.Tensor,
         k_cache: torch.Tensor,
@@ -49,6 +50,7 @@ class PagedAttention(Protocol):
         window: int = 0,
         soft_cap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention over paged keys and values."""
         ...
@@ -66,6 +68,7 @@ class RotateAndStore(Protocol):
         v_cache: torch.Tensor,
         slots: torch.Tensor,
         norm: rotary.QueryKeyNorm | None = None,
+        kv_scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Norm and rotate queries and keys, store keys and values."""
         ...
@@ -135,6 +138,7 @@ class Backend:
     screened: Callable[[Matrix], Matrix] | None = None  # add to a packed matrix what `score` finds the best with
     screen_bytes: Callable[[int, int], int] = _no_bytes  # memory of that for [outputs, inputs]
     record: Record | None = None  # make one call of a forward pass; None: operation by operation
+    cache_types: tuple[torch.dtype, ...] = ()  # that it can write and read; empty: all of them
     kv_layout: KvLayout = "by_position"  # of the cache that `rotate_and_store` writes and `paged_attention` reads
     row_multiple: Callable[[Matrix], int] = row_multiple  # what to pad rows to, so that neighbours change no bit
     reason: str = ""  # why "auto" did not choose the compiled library
@@ -171,6 +175,7 @@ def cpu_backend(library: CpuLibrary, own_products: bool = True) -> Backend:
         experts=library.experts if own_products else experts.experts,
         sample=library.sample,
         cap_scores=library.cap_scores,
+        cache_types=CACHE_TYPES,
         kv_layout="by_head",
     )
     if not own_products:
@@ -230,6 +235,25 @@ def open_backend(name: str, device: str, dtype: torch.dtype = torch.float32) -> 
     if backend.reason:
         logger.warning("CPU kernels in plain torch, which is much slower: %s", backend.reason)
     return backend
+
+
+def for_cache(backend: Backend, dtype: torch.dtype) -> Backend:
+    """Give the backend for a KV cache of this type, and say in the log where that makes it slow.
+
+    What has no such cache touches it in plain torch; its other operations stay as they are, done one by one.
+    """
+    if not backend.cache_types or dtype in backend.cache_types:
+        return backend
+    name = str(dtype).removeprefix("torch.")
+    logger.warning("Attention over a KV cache of %s runs in plain torch here, which is much slower.", name)
+    return replace(
+        backend,
+        paged_attention=attention.paged_attention,
+        rotate_and_store=rotary.rotate_and_store,
+        record=None,
+        cache_types=(),
+        kv_layout="by_position",
+    )
 
 
 def open_library() -> CpuLibrary | BuildError:

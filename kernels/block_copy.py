@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from .kv_layout import FLOAT8_LARGEST
+
 
 def copy_blocks(cache: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """Copy block `source` over block `destination` for each (source, destination), in place and in every layer at once.
@@ -16,4 +18,6 @@ def copy_blocks(cache: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     sources, destinations = (
         torch.tensor(ids, dtype=torch.int64, device=cache.device) for ids in zip(*pairs, strict=True)
     )
+    if cache.dtype in FLOAT8_LARGEST:
+        cache = cache.view(torch.uint8)  # torch copies no float8 by index
     cache.index_copy_(2, destinations, cache.index_select(2, sources))

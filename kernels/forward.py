@@ -176,7 +176,9 @@ class Immediate:
         keys, values = self._cache.layer(layer)
         table = None if how.table is None else self._tables[how.table]
         slots = self._placement(layer).slots
-        query = self._ops.rotate_and_store(qkv, self._inputs.positions, table, keys, values, slots, how.norm)
+        query = self._ops.rotate_and_store(
+            qkv, self._inputs.positions, table, keys, values, slots, how.norm, self._cache.layer_scales(layer)
+        )
         return query.flatten(1)
 
     def paged_attention(
@@ -192,7 +194,8 @@ class Immediate:
         keys, values = self._cache.layer(layer)
         heads = query.view(len(query), -1, self._cache.head_dim)
         paging = self._placement(layer).paging
-        return self._ops.paged_attention(heads, keys, values, paging, scale, window, soft_cap, sinks).flatten(1)
+        scales = self._cache.layer_scales(layer)
+        return self._ops.paged_attention(heads, keys, values, paging, scale, window, soft_cap, sinks, scales).flatten(1)
 
     def _placement(self, layer: int) -> Placement:
         return self._inputs.placements[self._cache.places[layer][0]]

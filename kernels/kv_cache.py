@@ -26,10 +26,12 @@ class KvCache:
     groups  each [layers of the group, 2, num_blocks, block_size, kv_heads, width], see `kv_layout`; only num_blocks and
             the number of layers differ
     places  of each layer: its group, and its number there
+    scales  float32 [layers, 2, kv_heads], of keys and of values: what a cache of float8 comes with, and no other
     """
 
     groups: tuple[torch.Tensor, ...]
     places: Sequence[tuple[int, int]]
+    scales: torch.Tensor | None = None
 
     @property
     def kv_heads(self) -> int:
@@ -51,6 +53,10 @@ class KvCache:
         group, index = self.places[number]
         keys, values = self.groups[group][index]
         return keys, values
+
+    def layer_scales(self, number: int) -> torch.Tensor | None:
+        """Scales of a layer, float32 [2, kv_heads]."""
+        return None if self.scales is None else self.scales[number]
 
 
 def one_group(tensor: torch.Tensor) -> KvCache:

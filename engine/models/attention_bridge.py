@@ -18,6 +18,7 @@ import torch
 
 from ...kernels.attention import Paging
 from ...kernels.backend import Backend
+from ...kernels.kv_cache import KvCache
 from ..errors import UnsupportedModelError
 
 NAME = "headrace_paged"
@@ -53,7 +54,7 @@ class PagedStep:
     """One pass over a cache: where its rows belong, and which layers have attended so far."""
 
     backend: Backend
-    cache: torch.Tensor  # [layers, 2, num_blocks, block_size, kv_heads, width]
+    cache: KvCache  # of one group
     paging: Paging
     slots: torch.Tensor  # int64 [rows]
     head_dim: int
@@ -78,21 +79,23 @@ class PagedStep:
         """Store the rows' keys and values in the next layer of the cache, and attend over it."""
         if any(module is earlier for earlier in self.called):
             raise refused("layers", "an attention layer is called twice in a pass")
-        if len(self.called) == len(self.cache):
-            raise refused("layers", f"attention is called in more than {len(self.cache)} layers")
-        keys, values = self.cache[len(self.called)]
+        number, most = len(self.called), len(self.cache.places)
+        if number == most:
+            raise refused("layers", f"attention is called in more than {most} layers")
+        (keys, values), scales = self.cache.layer(number), self.cache.layer_scales(number)
         self.called.append(module)
         rows = self._together(*qkv)
-        query = self.backend.rotate_and_store(rows, self.positions, None, keys, values, self.slots)
-        return self.backend.paged_attention(query, keys, values, self.paging, scale, window, soft_cap, sinks)
+        at = self.positions, None, keys, values, self.slots
+        query = self.backend.rotate_and_store(rows, *at, kv_scales=scales)
+        return self.backend.paged_attention(query, keys, values, self.paging, scale, window, soft_cap, sinks, scales)
 
     def check_complete(self) -> None:
         """Raise UnsupportedModelError unless every layer has attended."""
-        check_all_attend(len(self.called), len(self.cache))
+        check_all_attend(len(self.called), len(self.cache.places))
 
     def _together(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values as [rows, (heads + 2·kv_heads)·head_dim], in this order."""
-        rows, kv_heads, head_dim = len(self.slots), self.cache.shape[-2], self.head_dim
+        rows, kv_heads, head_dim = len(self.slots), self.cache.kv_heads, self.head_dim
         if key.shape != (1, kv_heads, rows, head_dim) or value.shape != key.shape:
             raise refused(
                 "kv_shape",

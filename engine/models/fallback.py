@@ -24,7 +24,7 @@ from ...kernels.attention import Paging
 from ...kernels.backend import Backend
 from ...kernels.embedding import Asked, Scores
 from ...kernels.forward import Begin, Computed, Finish, Inputs
-from ...kernels.kv_cache import KvCache
+from ...kernels.kv_cache import KvCache, one_group
 from ...kernels.linear import row_multiple
 from ...kernels.matrix import Matrix
 from ..checkpoint import Progress, hint, is_spare, some, weight_files
@@ -83,11 +83,10 @@ class TransformersPasses:
     def begin(self, cache: KvCache, max_rows: int, max_model_len: int) -> Begin:
         """See `Passes`. On the CPU a step is computed at its end, for whoever begins it does not wait."""
         del max_rows, max_model_len
-        (layers,) = cache.groups
 
         def begin(inputs: Inputs, asked: Asked | None) -> Finish:
             ((slots, paging),) = inputs.placements
-            step = PagedStep(self.backend, layers, paging, slots, self.kv.head_dim, inputs.positions)
+            step = PagedStep(self.backend, cache, paging, slots, self.kv.head_dim, inputs.positions)
             return partial(self._compute, step, inputs, asked)
 
         return begin
@@ -133,7 +132,7 @@ class TransformersPasses:
         table, start, kv_len = (torch.tensor(part, dtype=torch.int32) for part in ([[0]], [0, 1], [1]))
         paging = Paging(table, start, kv_len)
         with torch.inference_mode():
-            self.hidden(PagedStep(self.backend, cache, paging, one, self.kv.head_dim, one), one, one)
+            self.hidden(PagedStep(self.backend, one_group(cache), paging, one, self.kv.head_dim, one), one, one)
 
 
 def base_and_head(model: Any) -> tuple[Any, Any]:

@@ -199,8 +199,10 @@ class CpuLibrary:
         v_cache: torch.Tensor,
         slots: torch.Tensor,
         norm: QueryKeyNorm | None = None,
+        kv_scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`rotary.rotate_and_store`."""
+        del kv_scales  # of caches that `cache_type` refuses
         kv_heads, head_dim = k_cache.shape[2], cached_head_dim(k_cache)
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         query = torch.empty((len(qkv), heads, head_dim), dtype=qkv.dtype)
@@ -216,7 +218,7 @@ class CpuLibrary:
         self._library.headrace_rotate_and_store(call, torch.get_num_threads())
         return query
 
-    def paged_attention(
+    def paged_attention(  # noqa: PLR0913, PLR0917  as the operation has them
         self,
         query: torch.Tensor,
         k_cache: torch.Tensor,
@@ -226,8 +228,10 @@ class CpuLibrary:
         window: int = 0,
         soft_cap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`attention.paged_attention`."""
+        del kv_scales
         out = torch.empty_like(query)
         rows, heads, head_dim = query.shape
         call = Attention(
