@@ -14,8 +14,8 @@ _INERT = {
 # Of the scheme: what is known, with the values that our float8 caches have.
 _SCHEME: Mapping[str, tuple[object, ...]] = {
     "num_bits": (8,), "type": ("float",), "strategy": ("tensor", "attn_head"), "symmetric": (True,),
-    "dynamic": (False,), "observer": (), "observer_kwargs": (), "actorder": (None,), "group_size": (None,), "block_structure": (None,),
-    "scale_dtype": (), "zp_dtype": (),
+    "dynamic": (False,), "observer": (), "observer_kwargs": (), "actorder": (None,), "group_size": (None,),
+    "block_structure": (None,), "scale_dtype": (), "zp_dtype": (),
 }  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def broken(made: Backend, what: str) -> Backend:
     """A backend with a flaw in its attention."""
 
     def attention(
-        q: Any, k: Any, v: Any, paging: Any, scale: float, window: int = 0, soft_cap: float = 0.0, sinks: Any = None
+        q: Any, k: Any, v: Any, paging: Any, scale: float, window: int, soft_cap: float, sinks: Any, *more: Any
     ) -> Any:
         if what == "window" and window:
             window += 1
@@ -63,10 +63,11 @@ def broken(made: Backend, what: str) -> Backend:
             soft_cap = 0.0
         if what == "sinks":
             sinks = None
-        return made.paged_attention(q, k, v, paging, scale, window, soft_cap, sinks)
+        return made.paged_attention(q, k, v, paging, scale, window, soft_cap, sinks, *more)
 
-    def store(qkv: Any, positions: Any, cos_sin: Any, keys: Any, values: Any, slots: Any) -> Any:
-        return made.rotate_and_store(qkv, positions, cos_sin, keys, values, slots.roll(1) if what == "slots" else slots)
+    def store(qkv: Any, positions: Any, cos_sin: Any, keys: Any, values: Any, slots: Any, **more: Any) -> Any:
+        slots = slots.roll(1) if what == "slots" else slots
+        return made.rotate_and_store(qkv, positions, cos_sin, keys, values, slots, **more)
 
     return replace(made, paged_attention=attention, rotate_and_store=store)
 
