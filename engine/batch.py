@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels.attention import Paging
+from ..kernels.attention import Paging, SharedPrefix
 from ..kernels.kv_cache import Placement
 from ..kernels.linear import padded_rows
 from .sequence import Sequence
+from .shared_prefix import PrefixGroups, Sharing
 from .types import Plan, ScheduledRow
 
 Integers = np.ndarray[Any, np.dtype[Any]]
@@ -53,6 +54,7 @@ class BatchLimits:
     block_size: int
     multiple: int  # what rows are padded to
     kinds: tuple[bool, ...] = (False,)  # of each group of layers, whether it takes a sequence's window blocks
+    sharing: Sharing | None = None  # None: whoever attends makes nothing of shared blocks
 
 
 class BatchBuilder:
@@ -65,7 +67,9 @@ class BatchBuilder:
         self._token_ids, self._positions = (np.zeros(rows, np.int64) for _ in range(2))
         self._tables = [_Table(limits, rows, windowed) for windowed in limits.kinds]
         self._start, self._kv_len = np.zeros(limits.max_seqs + 1, np.int32), np.zeros(limits.max_seqs, np.int32)
-        self._views = _Views(device, (self._token_ids, self._positions), (self._start, self._kv_len), self._tables)
+        self._groups = None if limits.sharing is None else PrefixGroups(limits.sharing, limits.block_size, device)
+        each_row, lengths = (self._token_ids, self._positions), (self._start, self._kv_len)
+        self._views = _Views(device, each_row, lengths, self._tables)
 
     def build(self, plan: Plan) -> Batch:
         """Fill the buffers from the plan's sequences, which are only read.
@@ -81,7 +85,7 @@ class BatchBuilder:
             )
         token_ids: list[int] = []
         positions: list[int] = []
-        starts, ends = [0], list[int]()
+        starts, ends, longest = [0], list[int](), 1
         for sequence, start, num_tokens, _ in plan.rows:
             end = start + num_tokens
             if num_tokens == 1:  # most of them; a loop over few numbers is quicker than numpy
@@ -90,6 +94,7 @@ class BatchBuilder:
             else:
                 token_ids += sequence.token_ids[start:end]
                 positions += range(start, end)
+                longest = max(longest, num_tokens)
             starts.append(len(token_ids))
             ends.append(end)
         rows = padded_rows(total, self.multiple)
@@ -100,9 +105,10 @@ class BatchBuilder:
             table.fill(plan.rows, rows)
         self._start[: count + 1] = starts
         self._kv_len[:count] = ends
-        return self._batch(count, total, rows)
+        shared = None if self._groups is None else self._groups.find(plan.rows)
+        return self._batch(count, total, rows, self._views.of_sequences(count, longest, shared))
 
-    def _batch(self, count: int, total: int, rows: int) -> Batch:
+    def _batch(self, count: int, total: int, rows: int, pagings: List[Paging]) -> Batch:
         token_ids, positions, slots = self._views.of_rows(rows)
         return Batch(
             num_tokens=total,
@@ -110,7 +116,7 @@ class BatchBuilder:
             token_ids=token_ids,
             positions=positions,
             last_rows=self._start[1 : count + 1].astype(np.int64) - 1,
-            placements=tuple(map(Placement, slots, self._views.of_sequences(count))),
+            placements=tuple(map(Placement, slots, pagings)),
         )
 
 
@@ -125,7 +131,7 @@ class _Table:
         self.slots = np.zeros(rows, np.int64)
         self.blocks = np.zeros((limits.max_seqs, limits.max_blocks), np.int32)
         self._size = limits.block_size
-        self._windowed = windowed
+        self.windowed = windowed
         self._held: list[tuple[int, int]] = [(-1, -1)] * limits.max_seqs  # whose blocks: serial and epoch
         self._num_held = [0] * limits.max_seqs  # how many of them
 
@@ -134,7 +140,7 @@ class _Table:
         size = self._size
         slots: list[int] = []
         for number, (sequence, start, num_tokens, _) in enumerate(planned):
-            block_ids = sequence.window_ids if self._windowed else sequence.block_ids
+            block_ids = sequence.window_ids if self.windowed else sequence.block_ids
             end = start + num_tokens
             num_blocks = -(-end // size)
             if self._num_held[number] < num_blocks or self._held[number] != (sequence.serial, sequence.epoch):
@@ -176,10 +182,10 @@ class _Views:
         self._device = device
         self._each_row = [torch.as_tensor(part) for part in (*each_row, *(table.slots for table in tables))]
         self._lengths = [torch.as_tensor(part) for part in lengths]
-        self._blocks = [torch.as_tensor(table.blocks) for table in tables]
+        self._blocks = [(torch.as_tensor(table.blocks), table.windowed) for table in tables]
         self._keeps = device.type == "cpu"
         self._rows: tuple[int, list[torch.Tensor]] = (-1, [])
-        self._sequences: tuple[int, list[Paging]] = (-1, [])
+        self._sequences: tuple[tuple[int, int], SharedPrefix | None, list[Paging]] = ((-1, -1), None, [])
 
     def of_rows(self, count: int) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """The first `count` token ids and positions, and slots in each group."""
@@ -189,11 +195,15 @@ class _Views:
         token_ids, positions, *slots = self._rows[1]
         return token_ids, positions, slots
 
-    def of_sequences(self, count: int) -> list[Paging]:
-        """What is known of the first `count` sequences, in each group."""
-        if self._sequences[0] != count:
+    def of_sequences(self, count: int, longest: int, shared: SharedPrefix | None) -> list[Paging]:
+        """What is known of the first `count` sequences, in each group; of their rows, and of what they share."""
+        key = (count, longest)
+        if self._sequences[0] != key or self._sequences[1] is not shared:
             start, kv_len = self._lengths
-            shared = start[: count + 1].to(self._device), kv_len[:count].to(self._device)
-            found = [Paging(blocks[:count].to(self._device), *shared) for blocks in self._blocks]
-            self._sequences = (count if self._keeps else -1, found)
-        return self._sequences[1]
+            lengths = start[: count + 1].to(self._device), kv_len[:count].to(self._device)
+            found = [
+                Paging(blocks[:count].to(self._device), *lengths, longest, None if windowed else shared)
+                for blocks, windowed in self._blocks
+            ]
+            self._sequences = (key if self._keeps else (-1, -1), shared, found)
+        return self._sequences[2]

@@ -89,6 +89,11 @@ class Passes(Protocol):
         ...
 
     @property
+    def queries_per_kv_head(self) -> int:
+        """Query heads that share a key-value head."""
+        ...
+
+    @property
     def output(self) -> Matrix:
         """The output matrix [vocab, hidden], which `Asked` names."""
         ...
@@ -128,6 +133,7 @@ class DecoderPasses:
         self.device = weights.embedding.values.device
         self.kv = kv_shape(config)
         self.row_multiple = backend.row_multiple(weights.layers[0].qkv)
+        self.queries_per_kv_head = config.num_heads // config.num_kv_heads
         self.output = weights.output
 
     def begin(self, cache: KvCache, max_rows: int, max_model_len: int) -> Begin:

@@ -74,6 +74,7 @@ class TransformersPasses:
         self.eos_token_ids = config.eos_token_ids
         self.kv = kv
         self.backend = backend
+        self.queries_per_kv_head = config.num_heads // kv.num_kv_heads
         self._base, self._head = base_and_head(model)
         weight = _output_weight(model, config)
         self.dtype, self.device = weight.dtype, weight.device
