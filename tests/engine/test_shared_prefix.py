@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headrace.engine.sequence import Sequence
-from headrace.engine.shared_prefix import Member, PrefixGroups, Sharing, cut
+from headrace.engine.shared_prefix import PrefixGroups, Sharing
 from headrace.engine.types import SamplingOptions, ScheduledRow
 from headrace.kernels.attention import SharedPrefix
 
@@ -18,7 +18,14 @@ Splits = list[tuple[int, ...]]
 
 
 def tiles(*members: Splits) -> list[tuple[tuple[int, ...], int]]:
-    return sorted((tile.numbers, tile.num_splits) for tile in cut([Member(n, each) for n, each in enumerate(members)]))
+    """Who is read for together, and how many splits, of sequences with these splits of two blocks of a position."""
+    groups = PrefixGroups(Sharing(split=2, per_tile=100), 1, CPU)
+    rows = [row([*(block for split in each for block in split), 0], 2 * len(each) + 1) for each in members]
+    shared = groups.find(rows)
+    if shared is None:
+        return []
+    pairs = zip(shared.seqs.tolist(), shared.tile_len.tolist(), strict=True)
+    return sorted((tuple(n for n in numbers if n >= 0), length // 2) for numbers, length in pairs)
 
 
 A, B, C, D = (1, 2), (3, 4), (5, 6), (7, 8)
@@ -67,7 +74,7 @@ def common(members: list[Splits]) -> int:
 def test_no_other_way_saves_more(seed: int) -> None:
     draw = random.Random(seed)
     members: list[Splits] = [
-        [(draw.randrange(2),) for _ in range(draw.randrange(6))] for _ in range(draw.randrange(2, 7))
+        [(draw.randrange(2), 7) for _ in range(draw.randrange(6))] for _ in range(draw.randrange(2, 7))
     ]
     got = tiles(*members)
     for numbers, depth in got:
@@ -136,6 +143,34 @@ def test_nothing_is_found_anew_until_something_changes() -> None:
     rows[0].sequence.epoch += 1
     assert found(groups, *rows).seqs.tolist() == [[1, 2, -1, -1]]
     assert again.seqs.tolist() == [[0, 1, 2, -1]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_remembered_gives_what_is_found_anew(seed: int) -> None:
+    """Sequences come, grow, part and go in any order; whoever has seen it all says the same as whoever has not."""
+    draw = random.Random(seed)
+    groups, rows = PrefixGroups(Sharing(split=2, per_tile=100), 1, CPU), list[ScheduledRow]()
+    for _ in range(40):
+        change = draw.random()
+        if change < 0.4 or not rows:
+            rows.insert(
+                draw.randrange(len(rows) + 1), row([draw.randrange(2) for _ in range(12)], draw.randrange(1, 12))
+            )
+        elif change < 0.6:
+            rows.pop(draw.randrange(len(rows)))
+        elif change < 0.7:
+            other = draw.choice(rows).sequence
+            other.block_ids[:] = [draw.randrange(2) for _ in range(12)]
+            other.epoch += 1
+        at = draw.randrange(len(rows)) if rows else 0
+        rows[at : at + 1] = [each._replace(start=min(each.start + 1, 11)) for each in rows[at : at + 1]]
+        got, anew = groups.find(rows), PrefixGroups(Sharing(split=2, per_tile=100), 1, CPU).find(rows)
+        assert (got is None) == (anew is None)
+        if got is not None and anew is not None:
+            assert got.own_from.tolist() == anew.own_from.tolist()
+            assert sorted(got.seqs.tolist()) == sorted(anew.seqs.tolist())
+    groups.find([])
+    assert not groups._paths and not groups._root.children, "nothing is kept of those who are gone"  # pyright: ignore[reportPrivateUsage]
 
 
 def test_splits_are_whole_blocks() -> None:
