@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 
 from ..kernels.kv_layout import cached_width
+from ..kernels.logprobs import SLICE_ROWS
 from .config import ModelConfig
 from .errors import MemoryBudgetError
 from .passes import KvShape, kv_shape
 from .runner import PROMPT_LOGPROB_ROWS
-from .sampler import LOGPROB_ROWS
 from .types import EngineConfig
 from .window_blocks import blocks_spanned
 
@@ -70,7 +70,7 @@ def score_bytes(vocab_size: int, config: EngineConfig, item_bytes: int) -> int:
     The product's own, their float32 copy, and the copy that penalties change; then slices for log-probabilities, each
     with the table of its softmax.
     """
-    rows = config.max_num_seqs + max(PROMPT_LOGPROB_ROWS, LOGPROB_ROWS)
+    rows = config.max_num_seqs + max(PROMPT_LOGPROB_ROWS, SLICE_ROWS)
     return rows * (item_bytes + 4 + 4) * vocab_size
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from ..kernels.backend import Backend
-from ..kernels.block_copy import copy_blocks
 from ..kernels.embedding import Asked, Scores
 from ..kernels.forward import Finish as ForwardFinish
 from ..kernels.kv_layout import poison
@@ -20,7 +19,8 @@ from ..kernels.lists import bools, ints
 from .batch import Batch, BatchBuilder, BatchLimits
 from .kv_cache_memory import make_cache
 from .passes import Passes
-from .sampler import Sampler, token_logprobs, wants_only_the_best
+from .sampler import Sampler, wants_only_the_best
+from .shared_prefix import sharing_of
 from .types import Plan, RowResult, ScheduledRow, TokenLogprobs
 
 PROMPT_LOGPROB_ROWS = 32  # prompt positions scored together: bounds the extra memory to 2 · 32 · vocab floats
@@ -81,7 +81,8 @@ class TorchRunner:
         self._scores = torch.empty((0, model.vocab_size), device=device)  # grows to the most rows that asked for any
         max_blocks = -(-limits.max_model_len // limits.block_size)
         sizes = (limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, limits.block_size, self._multiple)
-        self._builder = BatchBuilder(BatchLimits(*sizes, self._kinds), device)
+        sharing = sharing_of(backend, max_blocks * limits.block_size, model.queries_per_kv_head)
+        self._builder = BatchBuilder(BatchLimits(*sizes, self._kinds, sharing), device)
 
     def run(self, plan: Plan) -> list[RowResult]:
         """Compute one step; see `types.Runner`.
@@ -107,7 +108,7 @@ class TorchRunner:
         for windowed, layers in zip(self._kinds, self._cache.groups, strict=True):
             copies = plan.window_copies if windowed else plan.copies
             if copies:
-                copy_blocks(layers, copies)
+                self.backend.copy_blocks(layers, copies)
 
     def _land(self, plan: Plan, batch: Batch, sampling: _Sampling, finish: ForwardFinish) -> list[RowResult]:
         with torch.inference_mode():
@@ -181,7 +182,7 @@ class TorchRunner:
             targets = sequence.token_ids[start + 1 : stop + 1]
             rows = np.arange(begin + start - row.start, begin + stop - row.start)
             scores = self.model.final(self.model.score(hidden, self._asked(rows)).scores[: len(rows)])
-            found += token_logprobs(scores, targets, [count] * len(targets))
+            found += self._sampler.token_logprobs(scores, targets, [count] * len(targets))
         return tuple(found)
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from ..kernels.attention import SharedPrefix
+from ..kernels.backend import Backend
 from .types import ScheduledRow
 
 
@@ -33,6 +34,14 @@ class Sharing:
 
     split: int  # positions: only whole splits are shared
     per_tile: int  # the most sequences that are read for together
+
+
+def sharing_of(backend: Backend, positions: int, queries_per_kv_head: int) -> Sharing | None:
+    """What a backend can do for sequences that have room for so many positions; None where nothing is gained."""
+    if backend.sharing is None:
+        return None
+    split, per_tile = backend.sharing(positions, queries_per_kv_head)
+    return Sharing(split, per_tile) if per_tile > 1 and split < positions else None
 
 
 class Tile(NamedTuple):

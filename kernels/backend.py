@@ -3,6 +3,7 @@
 cpu          the compiled C++ library
 cpu-onednn   the same, but for products, which are torch's
 torch        the plain torch references, on any device
+triton       our Triton kernels, and torch for products: on CUDA devices, and for tests, interpreted, on the CPU
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Protocol
 
 import torch
 
-from . import attention, experts, gated, rms_norm, rotary
+from . import attention, block_copy, experts, gated, rms_norm, rotary
+from .adjust import Adjustments
+from .adjust import adjust as torch_adjust
 from .cpu.build import cpu_features, library_path
 from .cpu.library import CpuLibrary
 from .cpu.prebuilt import prebuilt_path
@@ -29,10 +32,11 @@ from .kv_cache import KvCache
 from .kv_layout import KvLayout
 from .linear import linear as torch_linear
 from .linear import row_multiple
+from .logprobs import logprobs as torch_logprobs
 from .matrix import Matrix
 from .sample import SampleParameters, sample
 
-CHOICES = ("auto", "cpu", "cpu-onednn", "torch")
+CHOICES = ("auto", "cpu", "cpu-onednn", "torch", "triton")
 MATRIX_UNITS = {"amx_bf16", "bf16"}  # as x86 and Arm CPUs name what multiplies tiles of bfloat16
 logger = logging.getLogger(__name__)
 
@@ -129,6 +133,8 @@ class Backend:
     gelu_mul: Callable[[Tensor], Tensor]
     experts: Callable[[Tensor, Tensor, experts.Mixture], Tensor]
     sample: Callable[[Tensor, SampleParameters], Tensor]
+    adjust: Callable[[Tensor, Adjustments], None] = torch_adjust
+    logprobs: Callable[[Tensor, Sequence[int], Tensor, Sequence[int]], Tensor] = torch_logprobs
     linear: Linear = torch_linear
     embedding: Embedding = torch_embedding
     score: Callable[[Tensor, Asked], Scores] = torch_score
@@ -138,6 +144,9 @@ class Backend:
     screened: Callable[[Matrix], Matrix] | None = None  # add to a packed matrix what `score` finds the best with
     screen_bytes: Callable[[int, int], int] = _no_bytes  # memory of that for [outputs, inputs]
     record: Record | None = None  # make one call of a forward pass; None: operation by operation
+    copy_blocks: Callable[[Tensor, Sequence[tuple[int, int]]], None] = block_copy.copy_blocks
+    # of positions that a sequence may have, and query heads of a KV head: `SharedPrefix`'s split, sequences of a tile
+    sharing: Callable[[int, int], tuple[int, int]] | None = None
     cache_types: tuple[torch.dtype, ...] = ()  # that it can write and read; empty: all of them
     kv_layout: KvLayout = "by_position"  # of the cache that `rotate_and_store` writes and `paged_attention` reads
     row_multiple: Callable[[Matrix], int] = row_multiple  # what to pad rows to, so that neighbours change no bit
@@ -213,15 +222,37 @@ def choose_backend(name: str, device: str, library: CpuLibrary | BuildError, has
     """
     if name not in CHOICES:
         raise BackendError(f"There is no backend {name!r}; choose one of {', '.join(CHOICES)}.", CHOICES)
-    if device != "cpu" and name != "torch":
-        raise BackendError(f"The backend {name!r} does not run on {device}; there, choose torch.", ("torch",))
     if name == "torch":
         return torch_backend()
+    if name == "triton" or (name == "auto" and device == "cuda"):
+        return _triton(device)
+    if device != "cpu":
+        choices = ("auto", "triton", "torch")
+        raise BackendError(
+            f"The backend {name!r} does not run on {device}; there, choose one of {', '.join(choices)}.", choices
+        )
     if isinstance(library, CpuLibrary):
         return cpu_backend(library, own_products=name == "cpu" or (name == "auto" and not has_matrix_unit))
     if name != "auto":
         raise library
     return torch_backend(reason=str(library))
+
+
+def _triton(device: str) -> Backend:
+    """The Triton kernels, which are loaded only where they are wanted."""
+    try:
+        from triton import knobs
+
+        from .gpu.ops import triton_backend
+    except ImportError as error:
+        raise BackendError(f"The backend 'triton' cannot be loaded: {error}. Install triton.", ("torch",)) from error
+    if device != "cuda" and not knobs.runtime.interpret:
+        raise BackendError(
+            f"The backend 'triton' does not run on {device}, other than by Triton's interpreter (TRITON_INTERPRET=1), "
+            "for tests; choose auto.",
+            ("auto",),
+        )
+    return triton_backend()
 
 
 def open_backend(name: str, device: str, dtype: torch.dtype = torch.float32) -> Backend:

@@ -43,17 +43,23 @@ def _sample_row(scores: torch.Tensor, parameters: SampleParameters, row: int) ->
     if not torch.isfinite(top):
         return 0  # nothing to choose by
     scaled = (scores - top) / temperature
-    order = scaled.argsort(descending=True, stable=True)
-    if top_k := int(parameters.top_k[row]):
-        order = order[:top_k]
-    weight = scaled[order].double().exp()
-    if (top_p := float(parameters.top_p[row])) < 1.0:
-        before = weight.cumsum(0) - weight
-        order = order[: int((before < top_p * weight.sum()).sum().clamp(min=1))]
-    keep = weight[: len(order)] >= float(parameters.min_p[row])
-    ids = order[keep].sort().values  # by id, so that the first of equal ones is the lower id
+    cuts = int(parameters.top_k[row]), float(parameters.top_p[row]), float(parameters.min_p[row])
+    ids = kept_ids(scaled, *cuts)
     noise = gumbel(int(parameters.seed[row]), int(parameters.choice[row]), int(parameters.position[row]), ids)
     return int(ids[(scaled[ids].double() + noise).argmax()])
+
+
+def kept_ids(scaled: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """Give the ids that the cuts leave, int64 [n], ascending, for one row of scores below their best, [vocab]."""
+    order = scaled.argsort(descending=True, stable=True)
+    if top_k:
+        order = order[:top_k]
+    weight = scaled[order].double().exp()
+    if top_p < 1.0:
+        before = weight.cumsum(0) - weight
+        order = order[: int((before < top_p * weight.sum()).sum().clamp(min=1))]
+    keep = weight[: len(order)] >= min_p
+    return order[keep].sort().values  # by id, so that the first of equal ones is the lower id
 
 
 def gumbel(seed: int, choice: int, position: int, token_ids: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 LOG2_E = 1.4426950408889634
+SPLIT, MOST_SPLITS = 256, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +39,18 @@ class Scratch:
         return self.parts.shape[2]
 
 
-def make_scratch(
-    max_seqs: int,
-    heads: int,
-    head_dim: int,
-    max_model_len: int,
-    device: torch.device,
-    split: int = 256,
-    most_splits: int = 64,
-) -> Scratch:
-    """Scratch for sequences of up to max_model_len positions, in splits of `split` or, for long ones, of more."""
-    while -(-max_model_len // split) > most_splits:
+def split_for(positions: int) -> int:
+    """Positions of a split, where a sequence may have so many: SPLIT, or so many that MOST_SPLITS are enough."""
+    split = SPLIT
+    while -(-positions // split) > MOST_SPLITS:
         split *= 2
-    shape = (max_seqs, heads, -(-max_model_len // split))
+    return split
+
+
+def make_scratch(max_seqs: int, heads: int, head_dim: int, positions: int, device: torch.device) -> Scratch:
+    """Scratch for so many sequences of up to so many positions."""
+    split = split_for(positions)
+    shape = (max_seqs, heads, -(-positions // split))
     parts, lse = (torch.empty(each, dtype=torch.float32, device=device) for each in ((*shape, head_dim), shape))
     return Scratch(parts, lse, split)
 

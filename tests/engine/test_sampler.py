@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace.engine.adjustments import adjustments
 from headrace.engine.intake import Limits, sequences_of
 from headrace.engine.runner import PROMPT_LOGPROB_ROWS
-from headrace.engine.sampler import Sampler, adjust, token_logprobs
+from headrace.engine.sampler import Sampler
 from headrace.engine.sequence import Sequence
 from headrace.engine.types import Request, SamplingOptions
+from headrace.kernels.adjust import adjust
 from tests.support.checkpoints import Shape, reference_model
 from tests.support.torch_rig import backend, prompt, rig
 
@@ -30,9 +32,9 @@ def scores(rows: int = 1, seed: int = 0) -> torch.Tensor:
 
 
 def adjusted(one: Sequence) -> torch.Tensor:
-    row = scores()[0]
-    adjust(row, one)
-    return row
+    table = scores()
+    adjust(table, adjustments([one], [0], VOCAB))
+    return table[0]
 
 
 OPTIONS: list[tuple[str, dict[str, object]]] = [
@@ -145,7 +147,7 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
 
 
 def test_logprobs_of_equal_scores_do_not_depend_on_what_others_ask() -> None:
-    flat = torch.zeros(3, 3000)
+    flat, token_logprobs = torch.zeros(3, 3000), Sampler(backend("torch")).token_logprobs
     alone = token_logprobs(flat[:1], [7], [5])
     assert token_logprobs(flat, [1, 7, 2], [20, 5, 0])[1] == alone[0]
     assert len(token_logprobs(flat, [1, 7, 2], [20, 5, 0])[2]) == 1
@@ -156,6 +158,7 @@ def test_logprobs_have_the_same_bits_in_any_batch() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     table = torch.randn((40, 49_152), generator=torch.Generator().manual_seed(0)) * 4
+    token_logprobs = Sampler(backend("torch")).token_logprobs
     whole = token_logprobs(table, list(range(40)), [3] * 40)
     for begin, count in ((0, 1), (3, 2), (7, 16), (39, 1)):
         rows = list(range(begin, begin + count))

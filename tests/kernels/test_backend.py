@@ -76,9 +76,12 @@ def test_an_unknown_name_is_refused_with_the_choices() -> None:
 
 
 def test_a_backend_is_never_moved_to_another_device() -> None:
-    for name in ("auto", "cpu", "cpu-onednn"):
+    for name in ("cpu", "cpu-onednn"):
         with pytest.raises(BackendError, match="does not run on cuda"):
             choose_backend(name, "cuda", NONE)
+    with pytest.raises(BackendError, match="does not run on cpu"):
+        choose_backend("triton", "cpu", NONE)
+    assert choose_backend("auto", "cuda", NONE).name == "triton"
 
 
 def test_the_slow_way_is_announced_once(

@@ -38,12 +38,14 @@ class Compiled:
     """One launch, and what was compiled for it or found compiled."""
 
     kernel: str
-    binary: int  # the same number is the same binary
+    binary: str  # Triton's hash of all that it was compiled from: the same is the same binary
     registers: int  # of a thread
     stack_bytes: int  # of a thread; above 0: registers were spilled, or an array is indexed
     shared_bytes: int  # of a program
+    tensor_columns: int  # of a program's tensor memory, which only sm_100 has
     num_warps: int
     ptx: str
+    ttgir: str  # Triton's own form, in which loops and buffers still have names
 
 
 class _Driver:
@@ -61,21 +63,19 @@ class _Driver:
         return GPUTarget("cuda", self.capability, 32)
 
 
-_resources: dict[int, tuple[int, int]] = {}
-_kept: list[Any] = []  # so that no binary's number is given again
+_resources: dict[str, tuple[int, int]] = {}
 
 
 def _usage(binary: Any) -> tuple[int, int]:
-    if id(binary) not in _resources:
-        _kept.append(binary)
+    if binary.hash not in _resources:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(binary.asm["cubin"])
             file.flush()
             command = [str(TOOLS / "cuobjdump"), "--dump-resource-usage", file.name]
             text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
-        _resources[id(binary)] = found["REG"], found["STACK"] + found["LOCAL"]
-    return _resources[id(binary)]
+        _resources[binary.hash] = found["REG"], found["STACK"] + found["LOCAL"]
+    return _resources[binary.hash]
 
 
 @contextlib.contextmanager
@@ -90,7 +90,15 @@ def fake_gpu(capability: int) -> Iterator[list[Compiled]]:
             data = binary.metadata
             seen.append(
                 Compiled(
-                    kernel.fn.__name__, id(binary), registers, stack, data.shared, data.num_warps, binary.asm["ptx"]
+                    kernel.fn.__name__,
+                    binary.hash,
+                    registers,
+                    stack,
+                    data.shared,
+                    getattr(data, "tmem_size", 0) or 0,
+                    data.num_warps,
+                    binary.asm["ptx"],
+                    binary.asm["ttgir"],
                 )
             )
             return binary

@@ -40,7 +40,7 @@ _Builder: Any = interpreter.InterpreterBuilder
 _cast, _fp_to_fp, _load, _store = (
     _Builder.cast_impl, _Builder.create_fp_to_fp, _Builder.create_masked_load, _Builder.create_masked_store
 )  # fmt: skip
-_launch = interpreter.GridExecutor.__call__
+_launch, _patch = interpreter.GridExecutor.__call__, interpreter._patch_lang
 
 
 class KernelFaultError(Exception):
@@ -142,7 +142,20 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
+_patched: set[int] = set()  # modules of the language that the launch has put in the interpreter's form
+
+
+def _new_patch(function: Any) -> Any:
+    """Once a module and launch is enough; it is done at every call of a function, which takes longer than the call."""
+    modules = {id(each) for each in function.__globals__.values() if each is tl or each is tl.core}
+    if modules <= _patched:
+        return interpreter._LangPatchScope()
+    _patched.update(modules)
+    return _patch(function)
+
+
 def _new_launch(self: Any, *args: Any, **options: Any) -> Any:
+    _patched.clear()
     given = [each for each in (*args, *options.values()) if isinstance(each, torch.Tensor)]
     _memory.allow(given)
     return _launch(self, *args, **options)
@@ -176,5 +189,7 @@ def repair() -> None:
         if hasattr(_Builder, name):
             setattr(_Builder, name, _refusing(name))
     interpreter.GridExecutor.__call__ = _new_launch
+    if hasattr(interpreter, "_LangPatchScope"):
+        interpreter._patch_lang = _new_patch
     builder: Any = interpreter.interpreter_builder
     builder.options = dataclasses.replace(interpreter.InterpreterOptions(), debug=True, sanitize_overflow=True)
