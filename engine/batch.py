@@ -65,7 +65,7 @@ class BatchBuilder:
         self.multiple = limits.multiple
         rows = padded_rows(limits.max_tokens, limits.multiple)
         self._token_ids, self._positions = (np.zeros(rows, np.int64) for _ in range(2))
-        self._tables = [_Table(limits, rows, windowed) for windowed in limits.kinds]
+        self._tables = [BlockTable(limits, rows, windowed) for windowed in limits.kinds]
         self._start, self._kv_len = np.zeros(limits.max_seqs + 1, np.int32), np.zeros(limits.max_seqs, np.int32)
         self._groups = None if limits.sharing is None else PrefixGroups(limits.sharing, limits.block_size, device)
         each_row, lengths = (self._token_ids, self._positions), (self._start, self._kv_len)
@@ -120,11 +120,11 @@ class BatchBuilder:
         )
 
 
-class _Table:
+class BlockTable:
     """Block table and slots of one group of layers.
 
     A row of the table that still holds the blocks of the same sequence is only added to: in a steady decode nothing of
-    it moves.
+    it moves. Whoever wants to know what does sets `changes` to a list: it gets (row, first column, block ids).
     """
 
     def __init__(self, limits: BatchLimits, rows: int, windowed: bool) -> None:
@@ -134,6 +134,7 @@ class _Table:
         self.windowed = windowed
         self._held: list[tuple[int, int]] = [(-1, -1)] * limits.max_seqs  # whose blocks: serial and epoch
         self._num_held = [0] * limits.max_seqs  # how many of them
+        self.changes: list[tuple[int, int, list[int]]] | None = None
 
     def fill(self, planned: List[ScheduledRow], num_rows: int) -> None:
         """Put in the blocks of the plan's sequences and the slots of their rows, padded."""
@@ -170,6 +171,8 @@ class _Table:
             self._held[number] = (-1, -1)
             raise ValueError(f"{sequence.request_id} has {len(block_ids)} blocks, too few for {num_blocks}")
         self.blocks[number, held:num_blocks] = blocks
+        if self.changes is not None:
+            self.changes.append((number, held, blocks))
         self._num_held[number] = num_blocks
 
 
@@ -177,7 +180,11 @@ class _Views:
     """The builder's buffers on the device. On the CPU that is where they are; the newest parts are kept as tensors."""
 
     def __init__(
-        self, device: torch.device, each_row: tuple[Integers, ...], lengths: tuple[Integers, ...], tables: list[_Table]
+        self,
+        device: torch.device,
+        each_row: tuple[Integers, ...],
+        lengths: tuple[Integers, ...],
+        tables: list[BlockTable],
     ) -> None:
         self._device = device
         self._each_row = [torch.as_tensor(part) for part in (*each_row, *(table.slots for table in tables))]

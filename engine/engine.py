@@ -10,12 +10,10 @@ One thread calls everything here. Nothing of a request is kept once its last cho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import cast
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from .flights import Flights, Landed
 from .intake import Limits, check_request, sequences_of
 from .make_blocks import make_blocks
 from .prefix_cache import BlockHash, PrefixCache
@@ -27,8 +25,6 @@ from .types import (
     EngineConfig,
     EngineStats,
     Finish,
-    Launcher,
-    Plan,
     Request,
     RequestRefusedError,
     RowResult,
@@ -42,15 +38,6 @@ __all__ = ["Engine", "RequestRefusedError"]
 
 _NUMERIC = Finish("error", error="numeric", message="the model gave a NaN or an infinity")
 _INTERNAL = Finish("error", error="internal", message="the model gave no token")
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A step that the runner computes."""
-
-    plan: Plan
-    finish: Callable[[], list[RowResult]]
-    started_s: float
 
 
 @dataclass(slots=True)
@@ -89,8 +76,7 @@ class Engine:
             runner.vocab_size, runner.eos_token_ids, self.max_model_len, self._blocks.most_blocks, runner.block_size
         )
         self._clock = clock
-        self._launches = isinstance(runner, Launcher)
-        self._flight: _Flight | None = None
+        self._flights = Flights(runner, self._scheduler, clock)
         self._live: dict[str, _Live] = {}
         self._arrivals = 0
 
@@ -148,51 +134,23 @@ class Engine:
         """Begin a step; False if nothing can run. Raises as `step` does, and RuntimeError if one is in flight.
 
         Until `land`, whatever else is called here is no part of this step: what is added comes into the next one, and
-        what a sequence that ends meanwhile would have given is thrown away.
+        what a sequence that ends meanwhile would have given is thrown away. With a runner that can begin a step before
+        the one before has given its tokens (`types.Overlapper`), two are in flight from now on, if there is work.
         """
-        if self._flight is not None:
-            raise RuntimeError("a step is in flight already")
-        plan = self._scheduler.plan()
-        if not plan.rows:
-            return False
-        started_s = self._clock()
-        with self._cancelling(plan):
-            self._flight = _Flight(plan, self._begin(plan), started_s)
-        return True
+        return self._flights.launch()
 
     def land(self) -> StepOutput:
-        """Wait for the step in flight and return what it gave; empty if there is none. Raises as `step` does."""
-        flight, self._flight = self._flight, None
-        if flight is None:
+        """Wait for the oldest step in flight and return what it gave; empty if there is none. Raises as `step` does."""
+        landed = self._flights.land()
+        if landed is None:
             return StepOutput(self.step_count, (), ())
-        plan = flight.plan
-        with self._cancelling(plan):
-            results = flight.finish()
-            if len(results) != len(plan.rows):
-                raise RuntimeError(f"the runner gave {len(results)} results for {len(plan.rows)} rows")
-        outputs = self._commit(plan, results, flight.started_s)
+        plan = landed.plan
+        outputs = self._commit(landed)
         self._scheduler.retire(plan.step)
         self.step_count += 1
+        if not self._live:
+            self._flights.cancel()  # nobody is left who would want what the next one gives
         return StepOutput(plan.step, tuple(outputs), plan.rows)
-
-    def _begin(self, plan: Plan) -> Callable[[], list[RowResult]]:
-        return cast("Launcher", self.runner).launch(plan) if self._launches else partial(self._run, plan)
-
-    def _run(self, plan: Plan) -> list[RowResult]:
-        """All of a step at its end, without what has ended since it was launched."""
-        rows = tuple(row for row in plan.rows if row.sequence.state is State.RUNNING)
-        if len(rows) == len(plan.rows):
-            return self.runner.run(plan)
-        results = iter(self.runner.run(replace(plan, rows=rows)) if rows else ())
-        return [next(results) if row.sequence.state is State.RUNNING else RowResult() for row in plan.rows]
-
-    @contextmanager
-    def _cancelling(self, plan: Plan) -> Generator[None]:
-        try:
-            yield
-        except BaseException:  # an interrupt too: what was planned must be free to be planned again
-            self._scheduler.cancel(plan.step)
-            raise
 
     def stats(self) -> EngineStats:
         """Return a snapshot."""
@@ -224,16 +182,16 @@ class Engine:
         if not all(live.choices for live in self._live.values()):
             raise RuntimeError("a request without open choices is kept")
 
-    def _commit(self, plan: Plan, results: list[RowResult], started_s: float) -> list[ChoiceOutput]:
+    def _commit(self, landed: Landed) -> list[ChoiceOutput]:
         outputs: list[ChoiceOutput] = []
         running, commit = State.RUNNING, self._scheduler.commit  # looked up once: this runs for every token
-        for row, result in zip(plan.rows, results, strict=True):
+        for row, result in zip(landed.plan.rows, landed.results, strict=True):
             sequence = row.sequence
             if sequence.state is not running:
                 continue  # it ended while its step was in flight: the token is discarded
             live = self._live[sequence.request_id]
             if live.first_scheduled_s == 0.0:
-                live.first_scheduled_s = started_s
+                live.first_scheduled_s = landed.started_s
             token_id = result.token_id
             if not result.finite:
                 outputs.append(self._fail(live, sequence, _NUMERIC))

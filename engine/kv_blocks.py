@@ -71,6 +71,10 @@ class KVBlocks:
         """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def slots_for(self, num_tokens: int) -> int:
+        """Return how many tokens these blocks have room for."""
+        return self.blocks_for(num_tokens) * self.block_size
+
     def tables(self, sequence: Sequence) -> tuple[list[int], ...]:
         """Return a sequence's block ids, of each pool."""
         return (sequence.block_ids,) if self.window is None else (sequence.block_ids, sequence.window_ids)

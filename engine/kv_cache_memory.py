@@ -17,9 +17,11 @@ def make_cache(
     block_size: int,
     dtype: torch.dtype,
     scales: torch.Tensor | None = None,
+    device: torch.device | None = None,
 ) -> KvCache:
-    """Memory for so many blocks of the layers that see all, and of those with a window, taken as it is written.
+    """Memory for so many blocks of the layers that see all, and of those with a window.
 
+    device  None: the CPU, which takes memory as it is written
     scales  float32 [layers, 2, kv_heads] of a float8 cache, see `kv_scales`
     """
     vectors = (block_size, kv.num_kv_heads, cached_width(kv.head_dim, dtype))
@@ -27,5 +29,9 @@ def make_cache(
         False: (kv.num_layers - kv.num_windowed, 2, num_blocks),
         True: (kv.num_windowed, 2, num_window_blocks),
     }
-    groups = tuple(zeros_in_large_pages((*numbers[kind], *vectors), dtype) for kind in kv.kinds)
+    shapes = [(*numbers[kind], *vectors) for kind in kv.kinds]
+    if device is None or device.type == "cpu":
+        groups = tuple(zeros_in_large_pages(shape, dtype) for shape in shapes)
+    else:
+        groups = tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
     return KvCache(groups, kv.places, scales)

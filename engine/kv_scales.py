@@ -104,7 +104,7 @@ def calibrate(passes: Passes, layout: KvLayout, dtype: torch.dtype, num_tokens: 
     """Compute a text with an exact cache; give for each head the scale that its largest value asks for."""
     kv, rows = passes.kv, padded_rows(num_tokens, passes.row_multiple)
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
-    cache = make_cache(kv, num_blocks, num_blocks, _BLOCK_SIZE, passes.dtype)
+    cache = make_cache(kv, num_blocks, num_blocks, _BLOCK_SIZE, passes.dtype, device=passes.device)
     passes.begin(cache, rows, num_tokens)(_text(passes, num_tokens, rows), None)()
     largest = torch.empty((kv.num_layers, 2, kv.num_kv_heads))
     for layer in range(kv.num_layers):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -14,10 +15,12 @@ from ..kernels.cpu.build import cpu_features
 from ..kernels.cpu.library import CpuLibrary
 from .checkpoint import EMBEDDING, OUTPUT, Progress, tensor_shapes
 from .config import ModelConfig, read_model_config
+from .device import CudaDevice
 from .engine import Engine
 from .errors import ModelError, UnsupportedModelError
 from .hub import find_model, fingerprint
 from .kv_scales import find_scales
+from .load_device import load_on_device
 from .load_transformers import plan_transformers
 from .memory import Footprint, available_bytes, footprint, plan_num_blocks
 from .model_folder import check_folder
@@ -25,7 +28,7 @@ from .models.transformers_config import TransformersConfig, read_transformers_co
 from .passes import DecoderPasses, Passes
 from .runner import RunnerLimits, TorchRunner
 from .tokenizer import ModelTokenizer, load_tokenizer
-from .types import EngineConfig, ModelInfo, Tokenizer
+from .types import EngineConfig, ModelInfo, Runner, Tokenizer
 from .weights import allocate, load_weights
 
 DTYPES = {
@@ -41,6 +44,8 @@ BF16_FROM_PARAMETERS = (
 _WIDE_REGISTERS = {"avx2", "asimd"}  # as x86 and Arm CPUs name them
 _NEVER = {"auto_map", "quantization_config", "is_encoder_decoder", "dtype"}  # refused by whatever runs the model
 GIB = float(1 << 30)
+R = TypeVar("R", bound=Runner)
+MakeRunner = Callable[[Passes, Backend, RunnerLimits, torch.Tensor | None], R]
 logger = logging.getLogger(__name__)
 
 
@@ -66,14 +71,26 @@ def load_engine(
     check_folder(model_dir)
     model_config = read_config(model_dir)
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, model_config, bf16_is_fast(own_products=isinstance(model_config, ModelConfig)))
+    dtype = _dtype_for(device, config.dtype, model_config)
     longest = config.max_model_len or model_config.max_position
     choices = model_config.choices(longest) if isinstance(model_config, ModelConfig) else ""
     info = ModelInfo(name=str(model), fingerprint=fingerprint(model_dir, dtype, choices))
     tokenizer = load_tokenizer(model_dir)
     check_vocabulary(tokenizer, model_config)
-    runner = load_runner(model_dir, model_config, config, dtype, open_backend("auto", device.type, dtype), progress)
+    backend = open_backend("auto", device.type, dtype)
+    if device.type == "cpu":
+        return Engine(load_runner(model_dir, model_config, config, dtype, backend, progress), config), tokenizer, info
+    if not isinstance(model_config, ModelConfig):
+        raise UnsupportedModelError("device", "Models that run through transformers' code run on the CPU; choose cpu.")
+    types = dtype, resolve_kv_dtype(config.kv_cache_dtype, dtype)
+    runner = load_on_device(model_dir, model_config, config, types, backend, CudaDevice(device), progress)
     return Engine(runner, config), tokenizer, info
+
+
+def _dtype_for(device: torch.device, name: str, model: ModelConfig | TransformersConfig) -> torch.dtype:
+    if device.type == "cpu":
+        return resolve_dtype(name, model, bf16_is_fast(own_products=isinstance(model, ModelConfig)))
+    return torch.float16 if name in {"float16", "fp16"} else resolve_dtype(name, model, fast_bf16=True)
 
 
 def read_config(model_dir: Path) -> ModelConfig | TransformersConfig:
@@ -107,7 +124,8 @@ def load_runner(
     dtype: torch.dtype,
     backend: Backend,
     progress: Progress | None = None,
-) -> TorchRunner:
+    make_runner: MakeRunner[R] = TorchRunner,
+) -> R:
     """Plan memory, load weights and build the runner.
 
     Raises:
@@ -137,7 +155,7 @@ def load_runner(
     )
     made = passes(progress)
     scales = find_scales(model_dir, made, backend.kv_layout, kv_dtype, max_model_len)
-    return TorchRunner(made, backend, limits, scales)
+    return make_runner(made, backend, limits, scales)
 
 
 def _native(
@@ -181,10 +199,16 @@ def check_vocabulary(tokenizer: ModelTokenizer, model: ModelConfig | Transformer
 
 
 def resolve_device(name: str) -> torch.device:
-    """Give the device for a setting: "auto" and "cpu" are the CPU. Raises UnsupportedModelError for any other."""
-    if name not in ("auto", "cpu"):
-        raise UnsupportedModelError("device", f"The device {name!r} is not supported; choose auto or cpu.")
-    return torch.device("cpu")
+    """Give the device for a setting: "auto" is the CPU, as long as no GPU has been tried.
+
+    Raises UnsupportedModelError for a device that is unknown, or not there.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise UnsupportedModelError("device", f"The device {name!r} is not supported; choose auto, cpu or cuda.")
+    if name == "cuda" and not torch.cuda.is_available():
+        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        raise UnsupportedModelError("device", f"The device 'cuda' is not there: {why}; choose auto or cpu.")
+    return torch.device(name if name == "cuda" else "cpu")
 
 
 def resolve_dtype(name: str, model: ModelConfig | TransformersConfig, fast_bf16: bool) -> torch.dtype:

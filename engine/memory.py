@@ -119,8 +119,12 @@ class _Division:
         return BlockCounts(full, min(full, most_window, left // size.window_block_bytes))
 
 
-def plan_num_blocks(size: Footprint, config: EngineConfig, max_model_len: int, available_bytes: int) -> BlockCounts:
+def plan_num_blocks(
+    size: Footprint, config: EngineConfig, max_model_len: int, available_bytes: int, *, whole: bool = False
+) -> BlockCounts:
     """Choose the number of KV blocks, or check the one that the configuration sets.
+
+    whole  blocks may have all that is left: a device that is nobody else's
 
     Raises:
         MemoryBudgetError: it does not fit; the message names the setting to lower.
@@ -129,22 +133,20 @@ def plan_num_blocks(size: Footprint, config: EngineConfig, max_model_len: int, a
     fixed = size.weights_bytes + size.step_bytes
     if fixed > usable:
         lower = "max_num_batched_tokens or max_num_seqs" if size.weights_bytes < usable else "the size of the model"
-        raise _too_large(f"weights and one step's activations need {_gib(fixed)}", lower, fixed, usable)
+        raise too_large(f"weights and one step's activations need {gib(fixed)}", lower, fixed, usable)
     division = _Division(size, config, max_model_len)
     if config.num_kv_blocks is not None:
         counts = division.counts(config.num_kv_blocks)
         needed = fixed + division.num_bytes(counts)
         if needed > usable:
-            raise _too_large(
-                f"{config.num_kv_blocks} KV blocks make it {_gib(needed)}", "num_kv_blocks", needed, usable
-            )
+            raise too_large(f"{config.num_kv_blocks} KV blocks make it {gib(needed)}", "num_kv_blocks", needed, usable)
         return counts
     needed = fixed + division.num_bytes(division.least)
     if needed > usable:
-        raise _too_large(
-            f"with one sequence of {max_model_len} tokens it is {_gib(needed)}", "max_model_len", needed, usable
+        raise too_large(
+            f"with one sequence of {max_model_len} tokens it is {gib(needed)}", "max_model_len", needed, usable
         )
-    share = min(int(CPU_SHARE * (usable - fixed)), CPU_MOST_BYTES)
+    share = usable - fixed if whole else min(int(CPU_SHARE * (usable - fixed)), CPU_MOST_BYTES)
     return division.fitting(max(share, needed - fixed))
 
 
@@ -174,11 +176,13 @@ def _group_available_bytes() -> int:
     return 1 << 62
 
 
-def _too_large(what: str, lower: str, needed: int, usable: int) -> MemoryBudgetError:
+def too_large(what: str, lower: str, needed: int, usable: int) -> MemoryBudgetError:
+    """Say what does not fit, and which setting to lower."""
     return MemoryBudgetError(
-        f"Not enough memory: {what}, and {_gib(usable)} may be used. Lower {lower}.", needed, usable
+        f"Not enough memory: {what}, and {gib(usable)} may be used. Lower {lower}.", needed, usable
     )
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
+    """Bytes in words."""
     return f"{num_bytes / _GIB:.2f} GiB"

@@ -81,7 +81,7 @@ class TorchRunner:
         self._scores = torch.empty((0, model.vocab_size), device=device)  # grows to the most rows that asked for any
         max_blocks = -(-limits.max_model_len // limits.block_size)
         sizes = (limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks, limits.block_size, self._multiple)
-        sharing = sharing_of(backend, max_blocks * limits.block_size, model.queries_per_kv_head)
+        sharing = sharing_of(backend, max_blocks * limits.block_size, limits.block_size, model.queries_per_kv_head)
         self._builder = BatchBuilder(BatchLimits(*sizes, self._kinds, sharing), device)
 
     def run(self, plan: Plan) -> list[RowResult]:
@@ -121,7 +121,7 @@ class TorchRunner:
                     begin = int(batch.query_start[number])
                     logprobs = self._prompt_logprobs(row, computed.hidden, begin)
                     results[number] = results[number]._replace(prompt_logprobs=logprobs)
-            for number in () if computed.is_finite else _not_finite_rows(computed.hidden, batch):
+            for number in () if bool(computed.finite) else _not_finite_rows(computed.hidden, batch):
                 results[number] = _NOT_FINITE
             return results
 

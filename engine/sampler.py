@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels.adjust import Adjustments
 from ..kernels.backend import Backend
 from ..kernels.lists import ints
 from ..kernels.logprobs import pairs
@@ -30,6 +31,16 @@ class Sampled:
     logprobs: TokenLogprobs | None  # if the request asked
 
 
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What sequences ask of their next tokens, on the host."""
+
+    parameters: SampleParameters
+    adjustments: Adjustments | None
+    rows: list[int]  # that want log-probabilities
+    counts: list[int]  # how many, each
+
+
 class Sampler:
     """Stateless: everything a row needs is read from its sequence."""
 
@@ -41,19 +52,20 @@ class Sampler:
 
         logits is float32 [len(sequences), vocab], finite, and may be changed here: pass what nobody else reads.
         """
-        adjusted = [row for row, sequence in enumerate(sequences) if asks_for_adjustment(sequence)]
-        wants = [row for row, sequence in enumerate(sequences) if sequence.options.logprobs is not None]
-        scores = logits.clone() if adjusted and wants else logits
-        if adjusted:
-            self._adjust(scores, adjustments(sequences, adjusted, scores.shape[1]))
-        drawn = self._draw(scores, parameters(sequences))
-        if not wants:
-            return [Sampled(token, None) for token in ints(drawn)]
-        counts = [sequences[row].options.logprobs or 0 for row in wants]
-        found = self._logprobs(logits, wants, drawn, counts)  # before anything waits for the tokens
-        tokens = ints(drawn)
-        logprobs = dict(zip(wants, _with_chosen([tokens[row] for row in wants], counts, found), strict=True))
-        return [Sampled(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+        asked = wishes(sequences, logits.shape[1])
+        drawn, found = self.draw(logits, asked)
+        return sampled(asked, ints(drawn), found)
+
+    def draw(self, logits: torch.Tensor, asked: Wishes) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Draw a token for each row: int64 [rows]; and what was asked of log-probabilities, as `logprobs` gives it.
+
+        Waits for nothing on a device. `logits` as for `sample`.
+        """
+        scores = logits.clone() if asked.adjustments is not None and asked.rows else logits
+        if asked.adjustments is not None:
+            self._adjust(scores, asked.adjustments)
+        drawn = self._draw(scores, asked.parameters)
+        return drawn, self._logprobs(logits, asked.rows, drawn, asked.counts) if asked.rows else None
 
     def token_logprobs(self, logits: torch.Tensor, chosen: Rows[int], counts: Rows[int]) -> list[TokenLogprobs]:
         """For each row of `logits` [rows, vocab], the chosen token's natural log-probability, then the best ones'.
@@ -62,10 +74,32 @@ class Sampler:
         equal ones the lower id comes first.
         """
         found = self._logprobs(logits, range(len(logits)), torch.tensor(chosen, dtype=torch.int64), counts)
-        return _with_chosen(chosen, counts, found)
+        return with_chosen(chosen, counts, found)
 
 
-def _with_chosen(chosen: Rows[int], counts: Rows[int], found: torch.Tensor) -> list[TokenLogprobs]:
+def wishes(sequences: Rows[Sequence], vocab: int) -> Wishes:
+    """Collect what sequences ask, each of the row of its number; all their tokens are known."""
+    adjusted = [row for row, sequence in enumerate(sequences) if asks_for_adjustment(sequence)]
+    rows = [row for row, sequence in enumerate(sequences) if sequence.options.logprobs is not None]
+    return Wishes(
+        parameters(sequences),
+        adjustments(sequences, adjusted, vocab) if adjusted else None,
+        rows,
+        [sequences[row].options.logprobs or 0 for row in rows],
+    )
+
+
+def sampled(asked: Wishes, tokens: list[int], found: torch.Tensor | None) -> list[Sampled]:
+    """Put results together that `Sampler.draw` gave, on the host."""
+    if found is None:
+        return [Sampled(token, None) for token in tokens]
+    each = with_chosen([tokens[row] for row in asked.rows], asked.counts, found)
+    logprobs = dict(zip(asked.rows, each, strict=True))
+    return [Sampled(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+
+
+def with_chosen(chosen: Rows[int], counts: Rows[int], found: torch.Tensor) -> list[TokenLogprobs]:
+    """Give what `logprobs` found for some rows as lists, each with its chosen token first."""
     return [((token, own), *best) for token, (own, best) in zip(chosen, pairs(found, counts), strict=True)]
 
 

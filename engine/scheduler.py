@@ -52,8 +52,8 @@ class Scheduler:
     """Owns the sequences' states and blocks.
 
     `plan`; after the step `commit` each of its rows, then `retire` it, or `cancel` it if it did not run. Sequences may
-    be added and ended at any time between; the blocks of one that ends while its step is in flight come free with
-    `retire`.
+    be added and ended at any time between; the blocks of one that ends in flight come free with `retire`. A step may be
+    planned while another is in flight: its rows begin where that one's end; the newest is cancelled first.
     """
 
     def __init__(self, config: EngineConfig, blocks: KVBlocks) -> None:
@@ -118,6 +118,8 @@ class Scheduler:
         """
         sequence, start, num_tokens, samples = row
         computed = sequence.num_computed_tokens = start + num_tokens
+        sequence.num_ahead -= num_tokens
+        sequence.num_pending -= samples
         if computed >= (len(sequence.chain) + 1) * self.blocks.block_size:
             self.blocks.enter(sequence)
         # A decode stays one; a prefill becomes one when it samples, or if a single token is left to it.
@@ -133,15 +135,19 @@ class Scheduler:
 
     def retire(self, step: int) -> None:
         """End a step: nothing writes for it any more."""
-        # The sources come free first: each is the tail of what its sequence held, which may be waiting for this step.
+        # Sources come free first: each is the tail of what its sequence held, which may be waiting for this step.
         for copies in self._flying.pop(step).copies.values():
             self.blocks.release_sources(copies)
         self.blocks.retire(step)
 
     def cancel(self, step: int) -> None:
         """Take back a planned step that did not run to its end: the same sequences can be planned again."""
-        for sequence, copies in self._flying.pop(step).copies.items():
+        draft = self._flying.pop(step)
+        for sequence, row in draft.rows.items():
+            copies = draft.copies.get(sequence, ())
             if sequence.state is State.RUNNING:
+                sequence.num_ahead -= row.num_tokens
+                sequence.num_pending -= row.samples
                 self.blocks.undo_copies(sequence, copies)
             else:
                 self.blocks.release_sources(copies)
@@ -163,10 +169,12 @@ class Scheduler:
             self._flying[draft.step] = draft
             if len(rows) < len(self.running):
                 self.running.take_turns(rows)
-            for sequence in rows:
+            for sequence, row in rows.items():
                 sequence.last_step = draft.step
-        copies = [copy for made in draft.copies.values() for copy in made]
-        return Plan(draft.step, tuple(rows.values()), *self.blocks.pairs(copies))
+                sequence.num_ahead += row.num_tokens
+                sequence.num_pending += row.samples
+        copies = self.blocks.pairs([copy for made in draft.copies.values() for copy in made])
+        return Plan(draft.step, tuple(rows.values()), *copies)
 
     def _reserve(self) -> int:
         """Tokens that decodes leave to prefills."""
@@ -181,10 +189,10 @@ class Scheduler:
         for sequence in tuple(self.running.decoding):  # a copy: making room may preempt some of them
             if draft.left <= 0:
                 break
-            start = sequence.num_computed_tokens
-            if sequence in rows:
+            start = sequence.num_computed_tokens + sequence.num_ahead
+            if sequence in rows or (sequence.num_pending and sequence.ends_in_flight):
                 continue
-            # One that was preempted a moment ago has no slots, so it cannot pass this test.
+            # One that was preempted a moment ago has no slots.
             lacks = start >= sequence.num_slots or sequence.shares_last
             if lacks and not self._make_room(draft, sequence, start + 1):
                 continue
@@ -202,10 +210,9 @@ class Scheduler:
         self._admit(draft)
 
     def _plan_chunk(self, draft: _Draft, sequence: Sequence) -> None:
-        start = sequence.num_computed_tokens
-        remaining = sequence.num_tokens - start
-        num_tokens = min(remaining, draft.left)
-        if num_tokens <= 0 or sequence in draft.rows or sequence.state is not State.RUNNING:
+        start = sequence.num_planned_tokens
+        num_tokens = min(remaining := sequence.num_coming_tokens - start, draft.left)
+        if num_tokens <= 0 or sequence in draft.rows or sequence.state is not State.RUNNING or sequence.ends_in_flight:
             return
         if self.blocks.window is not None:
             num_tokens = self.blocks.window.fitting(sequence, num_tokens)
@@ -240,15 +247,13 @@ class Scheduler:
             return None
         if self._lacking is None or self._lacking[0] is not head or not len(self.running):
             return head
-        hopeless = self.blocks.spare(self._lacking[1]) < 0 and self._step % RETRY_EVERY != 0
-        return None if hopeless else head
+        return head if self.blocks.spare(self._lacking[1]) >= 0 or self._step % RETRY_EVERY == 0 else None
 
     def _headroom(self, sequence: Sequence) -> Need:
         """Return how many blocks its admission must leave free: none if it runs alone."""
         if not len(self.running):
             return Need(0)
-        slots = self.blocks.blocks_for(sequence.num_tokens) * self.blocks.block_size
-        wanted = self.blocks.wanted(self.running)
+        slots, wanted = self.blocks.slots_for(sequence.num_tokens), self.blocks.wanted(self.running)
         return wanted._replace(full=wanted.full + (slots < sequence.max_len - 1))
 
     # --------------------------------------------------------------------------------------------------------- blocks
@@ -264,13 +269,14 @@ class Scheduler:
                 return True
             if any(pool.num_pending for pool in blocks.pools):
                 return False  # blocks come free with the step in flight: wait for it rather than take more away
-            self._preempt(draft, self.running.newest_of_lowest())
+            if (victim := self.running.newest_of_lowest()).last_step in self._flying:
+                return False  # its blocks would come free only with that step, and perhaps others do
+            self._preempt(draft, victim)
         return False
 
     def _preempt(self, draft: _Draft, sequence: Sequence) -> None:
         """Take all blocks of a sequence, and its row if it has one in this plan; it goes back into line."""
-        row = draft.rows.pop(sequence, None)
-        if row is not None:
+        if (row := draft.rows.pop(sequence, None)) is not None:
             draft.left += row.num_tokens
         self.blocks.release_sources(draft.copies.pop(sequence, ()))  # these copies are not in flight
         self._leave(sequence)

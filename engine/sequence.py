@@ -4,6 +4,7 @@
                 0          num_prompt_tokens                    num_tokens
     key/values  [ computed ................................. | to compute  ]
                 0                        num_computed_tokens      num_tokens
+    planned     [ computed | in flight: num_ahead | to plan ]   of num_tokens and of the num_pending sampled in flight
 
 There are no phases: `num_computed_tokens` catches up with `num_tokens`, and whoever reaches the end samples one token.
 A prompt, a chunk of one, a cached prefix, resuming after a preemption and resuming another worker's attempt are this.
@@ -68,6 +69,8 @@ class Sequence:
     state: State = State.WAITING
     preempted: bool = False  # waits for its return after losing its blocks
     last_step: int = 0  # the last step that computed for it: until that is committed its blocks may still be written
+    num_ahead: int = 0  # tokens that steps in flight compute
+    num_pending: int = 0  # tokens that steps in flight sample
     chain: list[CachedBlock] = field(default_factory=list["CachedBlock"])  # cache entries of the leading block_ids
     num_cached_tokens: int = -1  # prompt tokens served by the prefix cache at the first admission, -1 before it
     # Log-probabilities of prompt positions 0, 1, … so far (the first is None); None once delivered or if not asked for.
@@ -77,6 +80,21 @@ class Sequence:
     def num_tokens(self) -> int:
         """Prompt and output, settled tokens included."""
         return len(self.token_ids)
+
+    @property
+    def num_planned_tokens(self) -> int:
+        """Computed, or by a step in flight."""
+        return self.num_computed_tokens + self.num_ahead
+
+    @property
+    def num_coming_tokens(self) -> int:
+        """Known, or sampled by a step in flight."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """Whether the token that a step in flight samples is the last one for sure."""
+        return self.num_pending > 0 and self.num_coming_tokens >= self.max_len
 
     @property
     def num_output_tokens(self) -> int:

@@ -36,12 +36,15 @@ class Sharing:
     per_tile: int  # the most sequences that are read for together
 
 
-def sharing_of(backend: Backend, positions: int, queries_per_kv_head: int) -> Sharing | None:
-    """What a backend can do for sequences that have room for so many positions; None where nothing is gained."""
+def sharing_of(backend: Backend, positions: int, block_size: int, queries_per_kv_head: int) -> Sharing | None:
+    """What a backend can do for sequences that have room for so many positions.
+
+    None where nothing is gained, and where its splits do not consist of whole blocks.
+    """
     if backend.sharing is None:
         return None
     split, per_tile = backend.sharing(positions, queries_per_kv_head)
-    return Sharing(split, per_tile) if per_tile > 1 and split < positions else None
+    return Sharing(split, per_tile) if per_tile > 1 and split < positions and not split % block_size else None
 
 
 class Tile(NamedTuple):

@@ -169,6 +169,37 @@ class Launcher(Protocol):
         ...
 
 
+class Flight(Protocol):
+    """A step in flight."""
+
+    def draw(self) -> None:
+        """Begin to sample: every token before is known now. Of sequences that have ended nothing is wanted."""
+        ...
+
+    def finish(self) -> list[RowResult]:
+        """Wait for what the step gives, in the plan's order; called once, after `draw`."""
+        ...
+
+
+@runtime_checkable
+class Overlapper(Protocol):
+    """A runner that begins a step before the tokens of the step before are known.
+
+    A row may reach one token further than its sequence's token_ids: the one that the step before samples for it.
+    """
+
+    depth: int  # most steps in flight, 2; 1: as a `Launcher`
+
+    def begin(self, plan: Plan) -> Flight:
+        """Begin a step; the one before has begun to sample, and may be in flight.
+
+        What the plan's sequences hold is read here, and not later: while the step is in flight they may end, and their
+        blocks come free when it has landed. Steps are computed in the order in which they are begun,
+        also one that nobody finishes, because the engine gave it up: what is begun later overwrites what that wrote.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a step gave: outputs to publish, and what ran, for those who watch."""

@@ -85,7 +85,7 @@ class WindowBlocks:
         So a chunk of a prompt becomes shorter before it takes blocks away from anybody.
         """
         blocks = len(sequence.window_ids) + self.pool.num_free - sequence.shares_last
-        return max(1, min(num_tokens, blocks * self._block_size - sequence.num_computed_tokens))
+        return max(1, min(num_tokens, blocks * self._block_size - sequence.num_planned_tokens))
 
     def let_go(self, sequence: Sequence) -> None:
         """Take back what no query of a sequence can reach any more; what is in flight is waited for."""

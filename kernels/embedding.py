@@ -18,7 +18,8 @@ class Asked:
     rows: torch.Tensor  # int64
     output: Matrix
     num_best: int = 0  # so many of them, the first, only ask for their best
-    buffer: torch.Tensor | None = None  # float32 [at least rows - num_best, vocab]: where the scores may be put
+    # float32 [at least rows - num_best, vocab]: where the scores may be put, and are where none only asks for its best
+    buffer: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,17 @@ def score(hidden: torch.Tensor, asked: Asked) -> Scores:
     For the first `num_best` rows only the best id is given: their scores need not be stored then, and with 50,000
     tokens and few layers writing and reading those takes longer than computing them.
     """
-    scores = linear(hidden.index_select(0, asked.rows), asked.output).float()  # a tensor of its own
+    scores = placed(linear(hidden.index_select(0, asked.rows), asked.output), asked)
     finite = torch.isfinite(scores.sum(dim=1))  # one pass; a sum of finite scores does not overflow
     best = scores[: asked.num_best].argmax(dim=1) if asked.num_best else asked.rows[:0]
     return Scores(best, scores[asked.num_best :], finite)
+
+
+def placed(product: torch.Tensor, asked: Asked) -> torch.Tensor:
+    """Scores as float32: in the buffer, or a tensor of its own."""
+    if asked.buffer is None or asked.num_best:
+        return product.float()
+    return asked.buffer[: len(product)].copy_(product)
 
 
 def cap_scores(scores: torch.Tensor, divisor: float, soft_cap: float) -> None:

@@ -117,7 +117,7 @@ class Computed:
     """What a step gave; valid until the next one begins."""
 
     hidden: torch.Tensor  # [num_rows, hidden]
-    is_finite: bool  # whether all of it is
+    finite: torch.Tensor | bool  # whether all of it is; a tensor where asking would be waiting for a device
     scores: Scores | None  # of the rows that were asked for, if any were
 
 
@@ -207,8 +207,8 @@ def immediately(backend: Backend, describe: Describe, cache: KvCache, tables: Se
     @torch.inference_mode()
     def compute(inputs: Inputs, asked: Asked | None) -> Computed:
         hidden = describe(Immediate(backend, inputs, cache, tables))
-        is_finite = bool(torch.isfinite(hidden.sum(dtype=torch.float32)))  # a sum that is has only finite terms
-        return Computed(hidden, is_finite, None if asked is None else backend.score(hidden, asked))
+        finite = torch.isfinite(hidden.sum(dtype=torch.float32))  # a sum that is has only finite terms
+        return Computed(hidden, finite, None if asked is None else backend.score(hidden, asked))
 
     def begin(inputs: Inputs, asked: Asked | None) -> Finish:
         if cache.device.type == "cpu":

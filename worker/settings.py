@@ -42,7 +42,10 @@ class EngineFlags(FlagSettings):
     """How the model runs: the names are vLLM's."""
 
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], Flag("where the model runs", "auto, cpu or cuda", panel="Engine")
+        Literal["auto", "cpu", "cuda"],
+        Flag(
+            "where the model runs; auto is the CPU, cuda has not yet run on a GPU", "auto, cpu or cuda", panel="Engine"
+        ),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],

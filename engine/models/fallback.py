@@ -22,7 +22,7 @@ import torch
 
 from ...kernels.attention import Paging
 from ...kernels.backend import Backend
-from ...kernels.embedding import Asked, Scores
+from ...kernels.embedding import Asked, Scores, placed
 from ...kernels.forward import Begin, Computed, Finish, Inputs
 from ...kernels.kv_cache import KvCache, one_group
 from ...kernels.linear import row_multiple
@@ -96,7 +96,8 @@ class TransformersPasses:
     def score(self, hidden: torch.Tensor, asked: Asked) -> Scores:
         """See `Passes`."""
         picked = hidden.index_select(0, asked.rows).unsqueeze(0)
-        scores = self._head(inputs_embeds=picked, use_cache=False).logits[0].float()
+        product = self._head(inputs_embeds=picked, use_cache=False).logits[0]
+        scores = placed(product, asked)
         finite = torch.isfinite(scores.sum(dim=1))
         best = scores[: asked.num_best].argmax(dim=1) if asked.num_best else asked.rows[:0]
         return Scores(best, scores[asked.num_best :], finite)
@@ -108,8 +109,8 @@ class TransformersPasses:
     @torch.inference_mode()
     def _compute(self, step: PagedStep, inputs: Inputs, asked: Asked | None) -> Computed:
         hidden = self.hidden(step, inputs.token_ids, inputs.positions)
-        is_finite = bool(torch.isfinite(hidden.sum(dtype=torch.float32)))
-        return Computed(hidden, is_finite, None if asked is None else self.score(hidden, asked))
+        finite = torch.isfinite(hidden.sum(dtype=torch.float32))
+        return Computed(hidden, finite, None if asked is None else self.score(hidden, asked))
 
     def hidden(self, step: PagedStep, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states [rows, hidden] of the rows of a step; token_ids and positions are int64 [rows].

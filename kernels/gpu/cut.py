@@ -83,7 +83,7 @@ def _search(
     pivots = tl.minimum(pivots, end - 1)
     going = high == high
     while going:
-        reached = (mass >= target) if BY_MASS else (count >= wanted)
+        reached = ((mass >= target) & (count > 0)) if BY_MASS else (count >= wanted)  # a top_p of 0 keeps one
         high = tl.minimum(high, tl.min(tl.where(reached, pivots, high), 0))
         within = tl.minimum(within, tl.min(tl.where(reached, count, within), 0))
         low = tl.maximum(low, tl.max(tl.where(reached, low, pivots), 0))

@@ -23,7 +23,8 @@ class PackedParameters:
 
     def to(self, device: torch.device) -> PackedParameters:
         """Copy to a device, from pinned memory without waiting for it."""
-        return PackedParameters(self.words.to(device, non_blocking=True), self.draws, self.cuts)
+        words = self.words.pin_memory() if device.type == "cuda" else self.words
+        return PackedParameters(words.to(device, non_blocking=True), self.draws, self.cuts)
 
 
 def pack(parameters: SampleParameters) -> PackedParameters:

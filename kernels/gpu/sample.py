@@ -24,7 +24,7 @@ import triton.language as tl
 
 from ..sample import SampleParameters
 from .cut import CUT_WORDS, UNCUT, cut
-from .order import LARGEST_ID, candidate, distance, is_finite, token_of, value_of
+from .order import LARGEST_ID, LOWEST, candidate, distance, is_finite, token_of, value_of
 from .packing import WORDS, PackedParameters, pack
 from .philox import gumbel, philox_words, token_word
 from .shapes import power_of_two
@@ -111,6 +111,7 @@ def finish_kernel(
     found = tl.load(partial + row * BLOCKS + block, mask=block < BLOCKS, other=-(2**63))
     token, key = (found & LARGEST_ID).to(tl.int32), (found >> 32).to(tl.int32)
     x = tl.load(scores + token, mask=(block < BLOCKS) & (token < VOCAB), other=float("-inf"))
+    x = tl.where(key == LOWEST, float("-inf"), x)  # nothing of its block is left: its winner is none
     best = tl.max(tl.where(block < BLOCKS, candidate(x, token), -(2**63)), 0)
     winner = token_of(best)
     if HAS_DRAWS:

@@ -235,6 +235,12 @@ def test_devices() -> None:
         resolve_device("tpu")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'cuda' is not there: .*; choose auto or cpu"):
+        resolve_device("cuda")
+
+
 def test_a_model_that_is_nowhere(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no model directory"):
         find_model(tmp_path / "nothing")

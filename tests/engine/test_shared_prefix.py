@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from headrace.engine.sequence import Sequence
-from headrace.engine.shared_prefix import PrefixGroups, Sharing
+from headrace.engine.shared_prefix import PrefixGroups, Sharing, sharing_of
 from headrace.engine.types import SamplingOptions, ScheduledRow
 from headrace.kernels.attention import SharedPrefix
+from tests.support.torch_rig import backend
 
 CPU = torch.device("cpu")
 Splits = list[tuple[int, ...]]
@@ -176,3 +178,18 @@ def test_what_is_remembered_gives_what_is_found_anew(seed: int) -> None:
 def test_splits_are_whole_blocks() -> None:
     with pytest.raises(ValueError, match="whole blocks"):
         PrefixGroups(Sharing(split=8, per_tile=4), 3, CPU)
+
+
+def test_blocks_that_do_not_make_up_a_split_are_not_shared() -> None:
+    """--block-size may be any number: with one that does not divide a split, an engine loads and shares nothing."""
+
+    def sharing(positions: int, queries: int) -> tuple[int, int]:
+        del positions
+        return 256, 64 // queries
+
+    ops = replace(backend("torch"), sharing=sharing)
+    assert sharing_of(ops, 512, 16, 2) == Sharing(split=256, per_tile=32)
+    assert sharing_of(ops, 516, 12, 2) is None
+    assert sharing_of(ops, 1024, 512, 2) is None
+    assert sharing_of(ops, 256, 16, 2) is None
+    assert sharing_of(ops, 512, 16, 64) is None

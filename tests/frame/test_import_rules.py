@@ -30,7 +30,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
 # These run wherever the queue is tested, in milliseconds: no torch, however it might come in.
 TORCH_FREE = (
     "types", "sequence", "block_pool", "prefix_cache", "window_blocks", "kv_blocks", "kv_check", "make_blocks",
-    "waiting_line", "running", "scheduler", "stopping", "intake", "engine", "detokenize", "stop_strings",
+    "waiting_line", "running", "scheduler", "stopping", "intake", "flights", "engine", "detokenize", "stop_strings",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -76,6 +77,14 @@ def test_a_wait_for_everything() -> None:
     assert "no loop" in "\n".join(buffering(""))
 
 
+def test_a_product_that_is_rounded_before_a_sum_is_not_fused_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter never fuses, so that only the compiled kernel shows it."""
+    assert "fma.rn.f32" not in compiled("Llama-3.1-8B rotate int8")[0].ptx
+    with faulty(Fault("rotary", "enable_fp_fusion=False,", ""), "rotary") as (changed,):
+        monkeypatch.setattr(kernel_launches, "rotary", changed)
+        assert "fma.rn.f32" in compiled("Llama-3.1-8B rotate int8")[0].ptx
+
+
 def test_programs_of_an_sm() -> None:
     """By hand: 80 registers of 128 threads are 10,240 of 65,536; 37,888 bytes and 1,024 are a sixth of 233,472."""
     one = compiled("Llama-3.1-8B decode bf16")[0]
@@ -119,3 +128,11 @@ def test_a_length_among_the_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("_rms_norm_rows" in each and "after the warm-up" in each for each in found)
     assert any("no preemptions" in each for each in found)
     assert any("at most" in each for each in script_faults("plain", {**played, "binaries": 1000}))
+
+
+def test_every_kernel_that_is_launched_is_in_the_table() -> None:
+    """A kernel of which nobody has made a launch would not be looked at."""
+    sources = [file.read_text() for file in Path(prefill.__file__).parent.glob("*.py")]
+    launched = {found for source in sources for found in re.findall(r"^ +(\w+)\[.+\]\(", source, re.M)}
+    assert launched >= {"_decode", "_prefill", "race_kernel"}
+    assert launched == {key.kernel for key in read_table()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from headrace.kernels.adjust import NO_BIAS, Adjustments
 from headrace.kernels.adjust import adjust as reference
 from headrace.kernels.gpu import adjust as adjust_module
+from tests.support.attention_checks import untouched
 from tests.support.mutations import Fault, assert_found
 
 INF = float("inf")
@@ -97,6 +99,12 @@ def check_everything(adjust: ModuleType) -> None:
     check(scores, Adjustments(torch.zeros(2, dtype=torch.int64), torch.arange(2), *entry), adjust)
     zero = Adjustments(torch.tensor([0, 0]), torch.tensor([0, 1]), None, torch.zeros(2), None)
     check(torch.tensor([[-0.0, 1.0]]), zero, adjust)
+    far = untouched((3, 2**30), torch.float32)[:, :40]
+    far[2] = normal(1, 40)[0]
+    want, entries = far[2].clone(), many(30, 1, 40)
+    reference(want[None], entries)
+    adjust.adjust(far, replace(entries, row=entries.row + 2))  # row 2 begins at element number 2³¹
+    assert torch.equal(far[2].view(torch.int32), want.view(torch.int32))
 
 
 FAULTS = [
@@ -104,6 +112,7 @@ FAULTS = [
     Fault("adjust", "mask = entry < entries", "mask = entry < entries - 1"),
     Fault("adjust", "tl.program_id(0).to(tl.int64) * ENTRIES", "tl.program_id(0).to(tl.int64) * (ENTRIES - 1)"),
     Fault("adjust", "scores += row * STRIDE + token", "scores += row * (STRIDE - 1) + token"),
+    Fault("adjust", "mask=mask, other=0).to(tl.int64), tl.load", "mask=mask, other=0), tl.load"),
     Fault("adjust", "x > 0.0, tl.div_rn", "x < 0.0, tl.div_rn"),
     Fault("adjust", "tl.div_rn(x, tl.where(mask, factor, 1.0))", "x * (1.0 / tl.where(mask, factor, 1.0))"),
     Fault("adjust", "x * factor) - subtract", "x * factor) + subtract"),

@@ -75,6 +75,26 @@ def test_all_cuts_together(seed: int) -> None:
     check_tokens(scores, p)
 
 
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.9}])
+def test_a_block_of_which_nothing_is_left_draws_nothing(options: dict[str, float]) -> None:
+    """Such a block has no winner, and the first token of it, whose score is high enough to be drawn, must not be it."""
+    scores = torch.full((40, 4100), -20.0)
+    scores[:, [10, 11, 2048, 4096]] = torch.tensor([1.0, 1.0, 0.5, 0.5])
+    check_tokens(scores, parameters(40, **options))
+    assert set(sample_module.sample(scores, parameters(40, **options)).tolist()) == {10, 11}
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1e-60])
+def test_a_top_p_of_nothing_leaves_the_best_of_what_top_k_leaves(top_p: float) -> None:
+    """1e-60 is above 0, and 0 in float32."""
+    scores = normal(4, 300)
+    scores[2] = 5.0
+    scores[3, 40:50] = 50.0
+    p = parameters(4, top_k=[1, 7, 7, 7], top_p=top_p)
+    check_cuts(scores, p)
+    assert sample_module.sample(scores, p).tolist() == scores.argmax(dim=1).tolist()
+
+
 def test_nothing_is_launched_for_cuts_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [pack(parameters(3, **one)).cuts for one in ({}, {"top_k": 4}, {"top_p": 0.9}, {"min_p": 0.1})]
     assert asked == [False, True, True, True]

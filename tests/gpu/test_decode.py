@@ -205,3 +205,17 @@ def test_the_interpreter_sees_what_lies_outside() -> None:
     while root.__cause__ is not None:
         root = root.__cause__
     assert isinstance(root, KernelFaultError)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinities that are meant
+@pytest.mark.parametrize("length", [40, 150])
+def test_keys_of_no_weight_at_all_give_0_as_in_the_reference(length: int) -> None:
+    """Every score is minus infinity, in one split and in several."""
+    case = make_case([(length, 1)], padding=0)
+    case.k_cache.abs_()
+    case.query[..., 0] = float("-inf")
+    assert (run(case, case.how()) == 0).all()
+    flat = [
+        by_position(cache, "by_head_rows", keys=keys) for cache, keys in ((case.k_cache, True), (case.v_cache, False))
+    ]
+    assert (paged_attention(case.query, *flat, case.paging, 0.25) == 0).all()

@@ -109,7 +109,7 @@ def test_bits_at_batch_12_are_those_at_batch_1(ops: ModuleType) -> None:
         starts = torch.arange(count + 1, dtype=torch.int32)
         paging = Paging(case.paging.block_table.repeat(count, 1), starts, case.paging.kv_len.repeat(count), 1)
         query = case.query.repeat(count, 1, 1)
-        results.append(ops.Attending().paged_attention(query, case.k_cache, case.v_cache, paging, 0.25))
+        results.append(ops.Attending(90).paged_attention(query, case.k_cache, case.v_cache, paging, 0.25))
     assert_close(results[0], case.reference(case.how())[0])
     for many in results[1:]:
         assert torch.equal(many, results[0].expand(len(many), -1, -1)), len(many)

@@ -11,6 +11,7 @@ import torch
 from headrace.kernels.gpu import logprobs as logprobs_module
 from headrace.kernels.logprobs import Pairs, pairs
 from headrace.kernels.logprobs import logprobs as reference
+from tests.support.attention_checks import untouched
 from tests.support.mutations import Fault, assert_found
 
 INF = float("inf")
@@ -121,6 +122,17 @@ def test_rows_may_lie_apart_and_are_left_alone() -> None:
         logprobs_module.logprobs(table.t(), [0], torch.zeros(400, dtype=torch.int64), [1])
 
 
+def check_far_rows(logprobs: ModuleType) -> None:
+    """A prompt's rows are many: 8,192 of 262,144 tokens end at element number 2³¹ of the scores."""
+    scores = untouched((3, 2**30), torch.float32)[:, :40]
+    scores[2] = normal(1, 40)[0]
+    check(scores, [2], [4], module=logprobs)
+
+
+def test_rows_beyond_element_2_to_the_31() -> None:
+    check_far_rows(logprobs_module)
+
+
 def check_everything(logprobs: ModuleType) -> None:
     """Small checks that see each of the faults below."""
     scores = normal(3, 4400)
@@ -131,6 +143,7 @@ def check_everything(logprobs: ModuleType) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logprobs, "BLOCK", 16)
         check(normal(1, 70).round(), [0], [70], 0, logprobs)
+    check_far_rows(logprobs)
 
 
 FAULTS = [
@@ -144,6 +157,7 @@ FAULTS = [
     Fault("logprobs", "tl.load(chosen + row)", "tl.load(chosen + at)"),
     Fault("logprobs", "(own - top - log_total)", "(own - log_total)"),
     Fault("logprobs", "scores + row * STRIDE + token", "scores + at * STRIDE + token"),
+    Fault("logprobs", "tl.load(asked + 2 * at).to(tl.int64)", "tl.load(asked + 2 * at)", times=2),
     Fault("logprobs", "taken += mine.to(tl.int32)", "taken += 1"),
     Fault("logprobs", "(taken < tl.minimum(k, BLOCK))", "(taken < tl.minimum(k, BLOCK) - 1)"),
     Fault("logprobs", "found + 1 + width + nth", "found + width + nth"),

@@ -27,6 +27,10 @@ def check_everything(sample: ModuleType, cut: ModuleType) -> None:
     flat = torch.zeros(1, 50)
     for k in (1, 2, 3):
         check_tokens(flat, parameters(1, top_k=k, position=[k]), sample)
+    first = torch.full((8, 2100), -20.0)
+    first[:, [5, 2048]] = torch.tensor([0.5, 0.0])
+    check_tokens(first, parameters(8, top_k=1), sample)
+    check_cuts(torch.zeros(1, 40), parameters(1, top_k=2, top_p=0.0), cut)
     two = torch.full((4, 2100), float("-inf"))
     two[:, [5, 2068]] = torch.tensor([0.0, 4.0])
     check_tokens(two, parameters(4, temperature=4.0, position=[0, 1, 2, 3]), sample)
@@ -40,11 +44,13 @@ FAULTS = [
     Fault("sample", "distance(anchor, x, temperature)", "distance(anchor, x, 1.0)"),
     Fault("sample", "distance(value_of(top), x, temperature)", "distance(value_of(top), x, 1.0)"),
     Fault("sample", "(high.to(tl.int64) << 32) | low.to(tl.int64)", "low.to(tl.int64)"),
+    Fault("sample", 'tl.where(key == LOWEST, float("-inf"), x)', "x"),
     Fault("sample", "token <= last", "token < last"),
     Fault("philox", "lane == 0", "lane == 1"),
     Fault("philox", "tl.philox(seed, place, position, choice,", "tl.philox(seed, place, choice, position,"),
     Fault("order", " ^ LARGEST_ID", "", times=2),  # the higher id of equal ones
     Fault("cut", "bits[None, :] <= pivots[:, None]", "bits[None, :] < pivots[:, None]"),
+    Fault("cut", "(mass >= target) & (count > 0)", "mass >= target"),
     Fault("cut", "kept = top_k", "kept = top_k + 1"),
     Fault("cut", "rank == n", "rank == n + 1"),
     Fault("cut", "tl.ceil(", "tl.floor("),

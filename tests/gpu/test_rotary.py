@@ -85,6 +85,21 @@ def test_rows_do_not_depend_on_their_neighbours(norm: str, dtype: torch.dtype) -
         assert torch.equal(key[0], whole[1][stored]) and torch.equal(value[0], whole[2][stored])
 
 
+def test_what_does_not_lie_together() -> None:
+    """Rows and numbers with others between them, and a table that is part of a wider one."""
+    shape = Shape(24, 16, 4, 2, "head")
+    qkv, table = qkv_of(shape), table_of(shape)
+    assert table is not None
+    apart = [torch.stack((each, torch.full_like(each, -1)), dim=-1)[..., 0] for each in (qkv, POSITIONS, table, SLOTS)]
+    found = []
+    for rows, positions, angles, slots in ((qkv, POSITIONS, table, SLOTS), apart):
+        caches = caches_of(shape, torch.float32)
+        query = rotary.rotate_and_store(rows, positions, angles, *caches, slots, norm_of(shape))
+        found.append([query, *map(vectors, caches)])
+    assert not apart[0].is_contiguous()
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_what_is_refused() -> None:
     shape = Shape(16, 16, 4, 2)
     rest = (POSITIONS, table_of(shape))
@@ -94,6 +109,8 @@ def test_what_is_refused() -> None:
     keys, values = caches_of(shape, torch.float32)
     with pytest.raises(ValueError, match="one behind the other"):
         rotary.rotate_and_store(qkv_of(shape), *rest, keys[::2], values[::2], SLOTS)
+    with pytest.raises(ValueError, match="one behind the other"):
+        rotary.rotate_and_store(qkv_of(shape), *rest, keys, torch.cat((values, values))[::2], SLOTS)
     with pytest.raises(ValueError, match="multiple of four"):
         odd = torch.zeros(2, 3, 1, 1, 10 + 4, dtype=torch.int8)
         rotary.rotate_and_store(randn(1, 30), POSITIONS[:1], None, *odd, SLOTS[:1])

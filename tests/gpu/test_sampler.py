@@ -15,6 +15,7 @@ from headrace.kernels.gpu.philox import token_word
 from headrace.kernels.philox import token_words
 from headrace.kernels.sample import SampleParameters, gumbel
 from headrace.kernels.sample import sample as reference
+from tests.support.attention_checks import untouched
 from tests.support.sampler_checks import check_tokens, found_sets, normal, parameters, pick
 
 MOST = 0xFFFFFFFF
@@ -159,6 +160,13 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(options: dict[str, float]) 
     assert torch.equal(sample_module.sample(torch.cat((scores, scores[:2])), mixed)[:7], whole)
     for rows in ([0], [6, 2]):
         assert torch.equal(sample_module.sample(scores[rows], pick(p, rows)), whole[rows])
+
+
+def test_rows_beyond_element_2_to_the_31() -> None:
+    scores = untouched((3, 2**30), torch.float32)[:, :40]
+    scores[:] = normal(3, 40)
+    for options in ({"temperature": 0.0}, {}, {"top_k": 3}):
+        check_tokens(scores, parameters(3, **options))
 
 
 def test_scores_may_lie_in_longer_rows_and_are_left_alone() -> None:

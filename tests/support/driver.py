@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from headrace.engine.engine import Engine
 from headrace.engine.prefix_cache import BlockHash
 from headrace.engine.sequence import Sequence
-from headrace.engine.types import ChoiceOutput, EngineConfig, Finish, Request, SamplingOptions, StepOutput
+from headrace.engine.types import ChoiceOutput, EngineConfig, Finish, Overlapper, Request, SamplingOptions, StepOutput
 
 from .scripted import ScriptedRunner, expected_output
 
@@ -49,15 +49,20 @@ class Driver:
         """Run one step and look at everything."""
         had_work = self.engine.has_work
         output = self.engine.step()
-        assert bool(output.scheduled) == had_work, "a step computes something exactly if there is work"
+        assert bool(output.scheduled) == had_work or self._left_over(had_work), "a step computes if there is work"
         return self._look(output)
 
     def launch(self) -> None:
         """Begin a step; `land` ends it. What is free now is nobody's, also while the step computes."""
         had_work = self.engine.has_work
-        assert self.engine.launch() == had_work
+        launched = self.engine.launch()
+        assert launched == had_work or self._left_over(had_work)
         self.engine.check()
         self._poison()
+
+    def _left_over(self, had_work: bool) -> bool:
+        """Where steps overlap, one may be in flight of which nobody is left."""
+        return not had_work and isinstance(self.runner, Overlapper)
 
     def land(self) -> StepOutput:
         """End the step in flight and look at everything."""

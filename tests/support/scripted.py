@@ -90,8 +90,12 @@ class ScriptedRunner:
 
     def run(self, plan: Plan) -> list[RowResult]:
         """Write, read back, sample. Raises PagingError as soon as something is wrong."""
-        self._check_plan(plan)
         self._check_tables(plan)
+        return self.compute(plan)
+
+    def compute(self, plan: Plan) -> list[RowResult]:
+        """`run`, but for the rules of epochs: the plan's sequences may be copies."""
+        self._check_plan(plan)
         if self.step_time_s:
             time.sleep(self.step_time_s)
         for blocks, copies in ((self.blocks, plan.copies), (self.window_blocks, plan.window_copies)):
@@ -160,6 +164,8 @@ class ScriptedRunner:
             known = len(row.sequence.token_ids)
             if row.start != row.sequence.num_computed_tokens or not row.start < end <= known:
                 raise PagingError(f"{_name(row)} computes [{row.start}, {end}) of {known} tokens")
+            if end >= row.sequence.max_len:
+                raise PagingError(f"{_name(row)} computes its last token, which nobody needs")
             if row.samples != (end == known):
                 raise PagingError(f"{_name(row)} must sample exactly if it reaches its last token")
 

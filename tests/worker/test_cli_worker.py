@@ -33,10 +33,7 @@ def test_a_folder_without_a_model_is_one_line(call: Callable[..., Outcome], serv
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [("--device", "cuda"), ("--kv-cache-dtype", "fp8"), ("--dtype", "float16")],
-)
+@pytest.mark.parametrize(("flag", "value"), [("--device", "cuda"), ("--dtype", "float16")])
 def test_what_is_not_built_yet_is_refused_by_name(
     call: Callable[..., Outcome], server: Server, flag: str, value: str
 ) -> None:
