@@ -1,9 +1,9 @@
 """The gates of the Triton kernels: compiled ahead of time for GPUs that are not there, for each version of Triton.
 
-    python -m tests.gates     each model with a cache as its activations, the first with every cache; the installed
-                              Triton and that of the current torch for CUDA; each kind of GPU
+    python -m tests.gates     each model with a cache as its activations, the first with every cache: by the installed
+                              Triton for each kind of GPU, by that of the current torch for CUDA for one
         --core                of that one Triton and one kind of GPU
-        --all                 each model with every cache, and the oldest Triton too
+        --all                 each model with every cache, each kind of GPU, and the oldest Triton too
         --write               write the table of needs: with --all anew, else where more is needed or new
         --report              write benchmarks/results/kernel_gates.md
 
@@ -53,7 +53,8 @@ def tasks(extent: Extent) -> Iterator[tuple[Station, dict[str, Any]]]:
     own, current, oldest = version("triton"), *pinned_versions()
     versions = {"core": [own], "usual": [own, current], "all": [own, current, oldest]}[extent]
     for triton in dict.fromkeys(versions):
-        for capability in (CORE_CAPABILITY,) if extent == "core" else CAPABILITIES:
+        every = extent == "all" or (extent == "usual" and triton == own)
+        for capability in CAPABILITIES if every else (CORE_CAPABILITY,):
             station = Station(triton, capability)
             if capability == CAPABILITY:
                 yield from ((station, {"script": name}) for name in SCRIPTS)
