@@ -4,9 +4,9 @@ RUN := .venv/bin/python
 
 # Whole models beside transformers, which take a minute or two: apart from the rest.
 MODELS := tests/engine/test_fallback.py tests/engine/test_published.py tests/engine/test_resume_families.py \
-	tests/e2e/test_resume_models.py tests/benchmarks/test_load_memory.py
+	tests/e2e/test_resume_models.py tests/benchmarks/test_load_memory.py tests/benchmarks/test_gpu_check.py
 
-.PHONY: setup demo test models gates chaos bench lint format build clean
+.PHONY: setup demo test models gates chaos bench gpu-check lint format build clean
 
 setup:
 	@$(PYTHON) scripts/setup_env.py
@@ -43,6 +43,15 @@ chaos: setup
 # Everything that is measured; ONLY="w1 streams" is some of it, QUICK=1 only shows that it works.
 bench: setup
 	@$(RUN) -m benchmarks $(if $(ONLY),--only "$(ONLY)") $(if $(QUICK),--quick)
+
+# On a machine with a GPU: are the kernels, the runner and an engine right there, and how fast; under 8 minutes. Nothing is
+# installed: any Python will do whose torch has CUDA, PYTHON or the set-up's. DRY=1 runs all of it without a GPU.
+gpu-check:
+	@for python in $(PYTHON) $(RUN); do \
+		if $$python -c "import torch, triton; assert $(if $(DRY),1,torch.cuda.is_available())" 2>/dev/null; then \
+			exec $$python -m benchmarks.gpu_check $(if $(DRY),--dry-run); \
+		fi; \
+	done; echo "Neither $(PYTHON) nor $(RUN) has a torch that can use an NVIDIA GPU here; make gpu-check DRY=1 needs none." >&2; exit 2
 
 lint: setup
 	@$(RUN) -m ruff check .

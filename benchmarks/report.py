@@ -71,16 +71,22 @@ def write(folder: Path, order: Sequence[str] = ()) -> Path:
     return path
 
 
-def render(records: Sequence[Record], folder: Path) -> str:
-    """The report's text; pictures are drawn into `folder`."""
+def render(
+    records: Sequence[Record], folder: Path, title: str = "Benchmarks", intro: Sequence[str] = (), kept: str = ""
+) -> str:
+    """The report's text, with sentences before everything; pictures are drawn into `folder`.
+
+    kept  the file that holds the figures, where it is one for all
+    """
     newest = max(records, key=lambda each: each.date)
-    parts = ["# Benchmarks", _machine(newest), _claims(records)]
+    said = [f"{sentence}." for sentence in intro]
+    parts = [f"# {title}", *said, _machine(newest), _claims(records)]
     if any(each.quick for each in records):
         parts.insert(1, "**A quick run: it shows that everything works. Its figures say nothing.**")
     missing = dict.fromkeys(sentence for each in records for sentence in each.missing)
     parts += [f"{sentence}." for sentence in missing]
     for record in records:
-        parts.append(_section(record, folder))
+        parts.append(_section(record, folder, kept or f"{record.section.name}.json"))
     return "\n\n".join(parts) + "\n"
 
 
@@ -119,13 +125,13 @@ def _verdict(claim: Claim) -> str:
     return {True: "met", False: "**not met**", None: "–"}[claim.met]
 
 
-def _section(record: Record, folder: Path) -> str:
+def _section(record: Record, folder: Path, kept: str) -> str:
     section = record.section
     parts = [f"## {section.title}", section.how]
     parts += [f"**{table.title}**\n\n{markdown(table)}" for table in section.tables]
     parts += [f"{note.rstrip('.')}." for note in section.notes]
     parts += [f"![{plot.title}]({draw(plot, folder)})" for plot in section.plots]
-    parts.append(f"<sub>{record.date}, commit {record.machine.commit or 'unknown'}; {section.name}.json</sub>")
+    parts.append(f"<sub>{record.date}, commit {record.machine.commit or 'unknown'}; {kept}</sub>")
     return "\n\n".join(parts)
 
 
