@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = given.only.replace(",", " ").split() or names
     if unknown := [name for name in asked if name not in names]:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(names)}")
-    gpu = {"GPU": "none: a dry run"} if given.dry_run else describe_gpu()
+    gpu = describe_gpu(given.dry_run)
     if not gpu:
         print("There is no NVIDIA GPU that this Python's torch can use; --dry-run needs none.", file=sys.stderr)
         return EXIT_NO_GPU
@@ -55,24 +56,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_WRONG if failed else EXIT_OK
 
 
-def describe_gpu() -> dict[str, str]:
-    """What there is to say of the GPU; empty if there is none."""
+def describe_gpu(dry: bool) -> dict[str, str]:
+    """What there is to say of the GPU and of what drives it; empty if there is none and it is no dry run."""
     import torch
 
-    if not torch.cuda.is_available():
-        return {}
-    import triton
-
-    any_triton: Any = triton
     any_torch: Any = torch
-    found = any_torch.cuda.get_device_properties(0)
-    return {
-        "GPU": found.name,
-        "capability": f"sm_{found.major}{found.minor}, {found.multi_processor_count} multiprocessors",
-        "memory": f"{found.total_memory / 2**30:.0f} GiB",
-        "torch": f"{torch.__version__}, CUDA {any_torch.version.cuda}",
-        "Triton": str(any_triton.__version__),
-    }
+    if dry:
+        found = {"GPU": "none: a dry run"}
+    elif any_torch.cuda.is_available():
+        of = any_torch.cuda.get_device_properties(0)
+        kind = f"sm_{of.major}{of.minor}, {of.multi_processor_count} multiprocessors"
+        found = {"GPU": str(of.name), "capability": kind, "memory": f"{of.total_memory / 2**30:.0f} GiB"}
+    else:
+        return {}
+    return {**found, "torch": str(torch.__version__), "CUDA": str(any_torch.version.cuda), "Triton": version("triton")}
 
 
 def _folder(gpu: str, dry: bool) -> str:

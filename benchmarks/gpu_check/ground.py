@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Protocol
 
@@ -16,79 +17,116 @@ from headrace.kernels.matrix import Matrix
 
 from ..sections import Cell
 
-LEAST_RUNS, WARM_UPS = 20, 5
-FLUSH_BYTES = 512 << 20  # several times the L2 cache of any GPU
 DRY = "dry run"
-_SPINS_PER_S = 2_000_000_000  # clock cycles: at the highest clocks a spin is not much shorter than asked for
 
 
-class Ground(Protocol):
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a measurement goes."""
+
+    warm_ups: int
+    runs: int
+    flush_bytes: int  # several times the L2 cache of any GPU
+    spins_per_s: int  # clock cycles: at the highest clocks a spin is not much shorter than asked for
+
+
+class Tick(Protocol):
+    """A moment in a device's line of work; see `torch.cuda.Event`."""
+
+    def record(self) -> None:
+        """Be the moment when all that is in the line is done."""
+        ...
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds until another."""
+        ...
+
+
+class Ground(ABC):
     """What checks and measurements need of the place where they run."""
 
     device: torch.device
     dry: bool
+    pace: Pace
+    _flushed: torch.Tensor | None = None
 
+    @abstractmethod
     def wait(self) -> None:
         """Return when all work is done. Raises what went wrong with it."""
-        ...
 
-    def seconds(self, work: Callable[[], object], *, flush: bool = True, runs: int = LEAST_RUNS) -> float:
-        """The median time of some work on the device, its data not in the cache."""
-        ...
+    @abstractmethod
+    def tick(self) -> Tick:
+        """A moment that is not recorded yet."""
 
+    @abstractmethod
+    def spin(self, cycles: int) -> None:
+        """Have the device do nothing for so many cycles, in its line."""
+
+    @abstractmethod
     def figure(self, value: float) -> Cell:
         """A measured number as a report may show it."""
-        ...
 
+    @abstractmethod
     def line(self) -> Device:
         """A device for a runner."""
-        ...
 
+    @abstractmethod
     def watched(self, ops: Backend) -> Backend:
         """Operations as a runner may be given them here."""
-        ...
 
+    @abstractmethod
     def free_bytes(self) -> int:
         """Memory that may be taken."""
-        ...
+
+    def seconds(self, work: Callable[[], object], *, flush: bool = True) -> float:
+        """The median time of some work on the device, its data not in the cache.
+
+        The device spins until the host has put all of the work into its line, so that the host is no part of it.
+        """
+        for _ in range(self.pace.warm_ups):
+            work()
+        self.wait()
+        begun_s = time.perf_counter()
+        work()
+        cycles = int((2 * (time.perf_counter() - begun_s) + 2e-4) * self.pace.spins_per_s)
+        if self._flushed is None:
+            self._flushed = torch.empty(self.pace.flush_bytes, dtype=torch.uint8, device=self.device)
+        ticks: list[tuple[Tick, Tick]] = []
+        for _ in range(self.pace.runs):
+            begin, end = self.tick(), self.tick()
+            if flush:
+                self._flushed.zero_()
+            self.spin(cycles)
+            begin.record()
+            work()
+            end.record()
+            ticks.append((begin, end))
+        self.wait()
+        return median(begin.elapsed_time(end) for begin, end in ticks) / 1e3
 
 
-class Gpu:
+class Gpu(Ground):
     """A CUDA device."""
 
     dry = False
+    pace = Pace(5, 20, 512 << 20, 2_000_000_000)
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self._flush: torch.Tensor | None = None
 
     def wait(self) -> None:
         """See `Ground`."""
         torch.cuda.synchronize()
 
-    def seconds(self, work: Callable[[], object], *, flush: bool = True, runs: int = LEAST_RUNS) -> float:
-        """See `Ground`. The device spins until the host has put all of the work into its line."""
+    def tick(self) -> Tick:
+        """See `Ground`."""
         cuda: Any = torch.cuda
-        for _ in range(WARM_UPS):
-            work()
-        self.wait()
-        begun_s = time.perf_counter()
-        work()
-        spins = int((2 * (time.perf_counter() - begun_s) + 2e-4) * _SPINS_PER_S)
-        if flush and self._flush is None:
-            self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=self.device)
-        marks: list[tuple[Any, Any]] = []
-        for _ in range(runs):
-            begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-            if flush and self._flush is not None:
-                self._flush.zero_()
-            cuda._sleep(spins)
-            begin.record()
-            work()
-            end.record()
-            marks.append((begin, end))
-        self.wait()
-        return median(begin.elapsed_time(end) for begin, end in marks) / 1e3
+        return cuda.Event(enable_timing=True)
+
+    def spin(self, cycles: int) -> None:
+        """See `Ground`."""
+        cuda: Any = torch.cuda
+        cuda._sleep(cycles)
 
     def figure(self, value: float) -> Cell:
         """See `Ground`."""
@@ -107,10 +145,26 @@ class Gpu:
         return torch.cuda.mem_get_info()[0]
 
 
-class DryGround:
+class DryTick:
+    """A `Tick` of the host's clock."""
+
+    def __init__(self) -> None:
+        self._at_s = 0.0
+
+    def record(self) -> None:
+        """See `Tick`."""
+        self._at_s = time.perf_counter()
+
+    def elapsed_time(self, end_event: DryTick) -> float:
+        """See `Tick`."""
+        return (end_event._at_s - self._at_s) * 1e3
+
+
+class DryGround(Ground):
     """No GPU: the CPU, Triton's interpreter made strict, and no number that anyone could take for a measured one."""
 
     dry = True
+    pace = Pace(0, 1, 1, 1)
 
     def __init__(self) -> None:
         from tests.support.interpreter import repair
@@ -121,12 +175,12 @@ class DryGround:
     def wait(self) -> None:
         """See `Ground`."""
 
-    def seconds(self, work: Callable[[], object], *, flush: bool = True, runs: int = LEAST_RUNS) -> float:
-        """See `Ground`: once is enough to see that it runs."""
-        del flush, runs
-        begun_s = time.perf_counter()
-        work()
-        return time.perf_counter() - begun_s
+    def tick(self) -> Tick:
+        """See `Ground`."""
+        return DryTick()
+
+    def spin(self, cycles: int) -> None:
+        """See `Ground`."""
 
     def figure(self, value: float) -> Cell:
         """See `Ground`."""

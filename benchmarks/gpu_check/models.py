@@ -47,7 +47,7 @@ class ModelSizes:
 LLAMA_8B = ModelSizes("Llama-3.1-8B", "LlamaForCausalLM", 128_256, 4096, 14_336, 32, 32, 8, 128, False, rope="llama3")
 QWEN_06B = ModelSizes("Qwen3-0.6B", "Qwen3ForCausalLM", 151_936, 1024, 3072, 28, 16, 8, 128, True, theta=1e6)
 SMALL = ModelSizes("small", "Qwen3ForCausalLM", 4096, 1024, 2048, 4, 8, 2, 128, False)
-TINY = ModelSizes("tiny", "LlamaForCausalLM", 61, 32, 48, 1, 2, 1, 80, True)
+TINY = ModelSizes("tiny", "LlamaForCausalLM", 61, 32, 48, 1, 2, 1, 80, False)
 
 
 def model_config(sizes: ModelSizes, max_position: int = 8192) -> ModelConfig:

@@ -54,31 +54,28 @@ class Notebook:
 
     def check(self, what: str, work: Callable[[], str | None]) -> None:
         """Do a check and write down what became of it: whatever it raises is its failure, what it gives a remark."""
-        begun_s = time.monotonic()
-        try:
-            remark = work() or ""
-            self.ground.wait()
-        except Exception as error:  # noqa: BLE001  the next check goes on
-            traceback.print_exc()
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            self.fail(what, said)
-        else:
+        remark = self._done(what, work)
+        if remark is not None:
             self._checks.append((what, RIGHT, remark))
-            self._say(f"{what}: {RIGHT} {remark} ({time.monotonic() - begun_s:.1f} s)")
         self.save()
 
     def measure(self, what: str, work: Callable[[], None]) -> None:
         """Do a measurement, which writes down its figures itself; only what it raises is written down here."""
+        self._done(what, work)
+        self.save()
+
+    def _done(self, what: str, work: Callable[[], str | None]) -> str | None:
+        """What the work gives, at least an empty string; None if it went wrong."""
         begun_s = time.monotonic()
         try:
-            work()
+            remark = work() or ""
             self.ground.wait()
         except Exception as error:  # noqa: BLE001  the next one goes on
             traceback.print_exc()
             self.fail(what, " ".join(f"{type(error).__name__}: {error}".split())[:300])
-        else:
-            self._say(f"{what} ({time.monotonic() - begun_s:.1f} s)")
-        self.save()
+            return None
+        self._say(f"{what}: done ({time.monotonic() - begun_s:.1f} s) {remark}")
+        return remark
 
     def fail(self, what: str, said: str) -> None:
         """Write down something that went wrong."""

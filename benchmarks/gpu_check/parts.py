@@ -54,7 +54,8 @@ def run_parts(parts: Sequence[Part], dry: bool, cores: int, most_s: float = MOST
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-check-") as folder:
         for group in groups(parts, cores):
             left_s = ends_s - time.monotonic()
-            begun = [_begin(part, min(part.limit_s, left_s), dry, Path(folder)) for part in group]
+            threads = max(1, cores // len(group))
+            begun = [_begin(part, min(part.limit_s, left_s), dry, Path(folder), threads) for part in group]
             for each in begun:
                 found[each.part.name] = each.end()
     return found
@@ -88,12 +89,12 @@ class _Running:
         return found
 
 
-def _begin(part: Part, limit_s: float, dry: bool, folder: Path) -> _Running:
+def _begin(part: Part, limit_s: float, dry: bool, folder: Path, threads: int) -> _Running:
     path, process = folder / f"{part.name}.json", None
     print(f"{part.name}: at most {max(0.0, limit_s):.0f} s", flush=True)
     if limit_s > 5:
         command = [sys.executable, "-m", "benchmarks.gpu_check.part", part.name, str(path), str(limit_s)]
-        variables = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
         process = subprocess.Popen([*command, *(["--dry-run"] if dry else [])], cwd=ROOT, env=variables)
     return _Running(part, limit_s, time.monotonic(), process, path)
 

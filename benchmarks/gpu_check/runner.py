@@ -41,6 +41,7 @@ class Setting:
     model: DecoderPasses
     limits: RunnerLimits
     crowd: int  # requests
+    longest: int  # tokens of their prompts
     answer: int  # tokens, about the most of a request
     beside: int  # requests of those whose neighbours change
     shared: int  # tokens that some of them have in common
@@ -64,7 +65,10 @@ def find(notes: Notebook) -> None:
         model = random_passes(TINY if dry else SMALL, dtype, device, ops)
         limits = _limits(dry, dtype)
         split = split_for(limits.max_model_len)
-        _of(notes, Setting(model, limits, 3, 4, 2, split) if dry else Setting(model, limits, 24, 40, 16, 2 * split))
+        _of(
+            notes,
+            Setting(model, limits, 3, 4, 4, 2, split) if dry else Setting(model, limits, 24, 512, 40, 16, 2 * split),
+        )
 
 
 def _limits(dry: bool, dtype: torch.dtype) -> RunnerLimits:
@@ -129,8 +133,7 @@ def _crowd(notes: Notebook, setting: Setting, *, graphs: bool = True, overlap: b
         options = SamplingOptions(
             2 + 5 * number % setting.answer, temperature=temperature, seed=number, top_p=0.9, ignore_eos=True
         )
-        longest = setting.limits.max_model_len // 4
-        engine.add(Request(str(number), _prompt(3 + 37 * number % longest, vocab, number), options))
+        engine.add(Request(str(number), _prompt(3 + 37 * number % setting.longest, vocab, number), options))
     return _finish(engine, run)
 
 

@@ -68,7 +68,7 @@ REAL = CheckSizes(
     middle=14_336,
     rows=300,
     vocab=128_256,
-    drawn=32,
+    drawn=12,
     layers=8,
     block_width=128,
 )
@@ -80,7 +80,7 @@ TINY = CheckSizes(
     many_splits=((65, 1), (5, 5), (0, 1), (129, 1)),
     prompts=((1, 1), (5, 5), (0, 0), (70, 20)),
     prefix=64,
-    rotary=(RotaryShape(16, 16, 4, 2),),
+    rotary=(RotaryShape(16, 16, 4, 2, "head"),),
     hidden=48,
     middle=40,
     rows=3,

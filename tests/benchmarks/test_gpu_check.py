@@ -81,7 +81,7 @@ def test_a_part_that_goes_wrong_or_hangs_is_named_and_the_others_go_on(
 def test_what_went_wrong_is_in_the_report_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bad = {"rows": Found(Section("rows", "Rows", "How."), ["rows: one thing: off by 3"])}
     monkeypatch.setattr(command, "run_parts", lambda *_: bad)
-    monkeypatch.setattr(command, "describe_gpu", lambda: {"GPU": "NVIDIA X100 (80 GB)", "torch": "2.11"})
+    monkeypatch.setattr(command, "describe_gpu", lambda _: {"GPU": "NVIDIA X100 (80 GB)", "torch": "2.11"})
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     assert command.main(["--out", str(tmp_path)]) == command.EXIT_WRONG
     text = (tmp_path / "gpu_check.md").read_text()
@@ -108,11 +108,12 @@ def test_a_tool_that_finds_something_is_told_from_one_that_cannot_work(tmp_path:
         script.chmod(0o755)
         return [str(script)]
 
-    assert memcheck.watched(tool(f"echo '{memcheck.CLEAN}'"), 20) == memcheck.CLEAN
-    assert "does not work" in memcheck.watched(tool("echo 'Device not supported'", 1), 20)
-    assert "nothing is known" in memcheck.watched(tool("exec sleep 30"), 0.5)
+    clean = memcheck.CLEAN
+    assert memcheck.watched(tool(f"echo '{clean}'"), 20, clean) == clean
+    assert "does not work" in memcheck.watched(tool("echo 'Device not supported'", 1), 20, clean)
+    assert "nothing is known" in memcheck.watched(tool("exec sleep 30"), 0.5, clean)
     with pytest.raises(RuntimeError, match="3 errors"):
-        memcheck.watched(tool("echo 'ERROR SUMMARY: 3 errors'"), 20)
+        memcheck.watched(tool("echo 'ERROR SUMMARY: 3 errors'"), 20, clean)
 
 
 def test_the_load_is_the_same_again_and_as_long_as_it_says() -> None:

@@ -314,7 +314,7 @@ def test_a_dead_letter_key_of_another_type(rig: Rig) -> None:
     rig.add("good", JOB)
     rig.wait_done("good", "bad")
     wait_until(lambda: any(event == "cannot be acknowledged" for _, event, _ in worker.log.lines))
-    assert rig.num_jobs() == 1
+    wait_until(lambda: rig.num_jobs() == 1)
     rig.client.delete(rig.keys.dead)
     rig.wait_empty(5)
     assert len(rig.dead()) == 1
