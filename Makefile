@@ -4,7 +4,7 @@ RUN := .venv/bin/python
 
 # Whole models beside transformers, which take a minute or two: apart from the rest.
 MODELS := tests/engine/test_fallback.py tests/engine/test_published.py tests/engine/test_resume_families.py \
-	tests/e2e/test_resume_models.py tests/benchmarks/test_load_memory.py tests/benchmarks/test_gpu_check.py
+	tests/e2e/test_resume_models.py tests/benchmarks/test_load_memory.py
 
 .PHONY: setup demo test models gates chaos bench gpu-check lint format build clean
 
@@ -17,7 +17,7 @@ demo: setup
 # The short run of the chaos suite comes by itself: how soon things happen is part of what it shows. Budgets are for two
 # slow cores, of which some take twice as long as others.
 test: setup
-	@$(RUN) -m pytest -q -n 3 --dist worksteal $(addprefix --ignore ,tests/chaos tests/gates tests/gpu) $(addprefix --ignore ,$(MODELS)) --budget-s 900
+	@$(RUN) -m pytest -q -n 3 --dist worksteal $(addprefix --ignore ,tests/chaos tests/gates tests/gpu $(GPU_CHECK)) $(addprefix --ignore ,$(MODELS)) --budget-s 900
 	@$(RUN) -m pytest -q tests/chaos --budget-s 400
 
 models: setup
@@ -28,11 +28,13 @@ models: setup
 # minutes; ALL=1 compiles every type of cache for every model. What is unchanged comes from a cache in build/.
 CORE_GPU := $(addprefix tests/gpu/test_,decode.py prefill.py rotary.py row_operations.py cuts.py logprobs.py \
 	engine.py::test_a_mixed_batch)
+GPU_CHECK := tests/benchmarks/test_gpu_check.py
 gates: setup
 	@rm -rf build/kernel-errors
 	@KERNEL_ERRORS=build/kernel-errors $(RUN) -m pytest -q -n 2 --dist worksteal $(if $(CORE),$(CORE_GPU),tests/gpu) --budget-s 600
 	@$(RUN) -m pytest -q tests/gates --budget-s 120
 	@$(RUN) -m tests.gates $(if $(CORE),--core) $(if $(ALL),--all)
+	@$(if $(CORE),true,$(RUN) -m pytest -q $(GPU_CHECK) --budget-s 400)
 
 # Everything that can go wrong, for half an hour: kills, freezes, lost replies, restarts, failovers, on Redis 7 and 8 and
 # Valkey, alone, as a Cluster and behind sentinels. SEED=N repeats a run, SERVER=redis8 runs it on one kind.
