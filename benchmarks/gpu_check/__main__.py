@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,8 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def describe_gpu(dry: bool) -> dict[str, str]:
     """What there is to say of the GPU and of what drives it; empty if there is none and it is no dry run."""
     import torch
+    import triton
 
     any_torch: Any = torch
+    any_triton: Any = triton
     if dry:
         found = {"GPU": "none: a dry run"}
     elif any_torch.cuda.is_available():
@@ -69,7 +70,8 @@ def describe_gpu(dry: bool) -> dict[str, str]:
         found = {"GPU": str(of.name), "capability": kind, "memory": f"{of.total_memory / 2**30:.0f} GiB"}
     else:
         return {}
-    return {**found, "torch": str(torch.__version__), "CUDA": str(any_torch.version.cuda), "Triton": version("triton")}
+    versions = {"torch": torch.__version__, "CUDA": any_torch.version.cuda, "Triton": any_triton.__version__}
+    return {**found, **{name: str(number) for name, number in versions.items()}}
 
 
 def _folder(gpu: str, dry: bool) -> str:

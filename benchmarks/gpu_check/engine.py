@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ HOW = (
     "Host: a step's time without what is waited for the device."
 )
 BLOCK = 16
+RESERVE_S = 15.0  # for a runner to be made, and what was found to be written
 COLUMNS = (
     "model", "run", "tokens/s", "first token p50, ms", "p99", "between tokens p50, ms", "p99", "step, ms", "host, ms",
     "host's share", "tokens", "until the end",
@@ -168,8 +170,12 @@ def _run(
     overlap: bool = True,
     sharing: bool = True,
 ) -> None:
+    gc.collect()  # the cache of the run before
+    torch.cuda.empty_cache()
     line, limits = WatchedLine(notes.ground.line()), _limits(load, work, model)
-    limit_s = min(load.limit_s, notes.left_s - 10)
+    limit_s = min(load.limit_s, notes.left_s - RESERVE_S)
+    if limit_s <= 0:
+        raise TimeoutError("there was no time left for it")
     prefix = load.prefix if "in common" in names[1] else 0
     sharing = sharing and (prefix > 0 or not notes.ground.dry)  # each graph that is captured takes its time there
     runner = device_runner(model, line, limits, graphs=graphs, sharing=sharing)

@@ -18,6 +18,7 @@ from headrace.kernels.matrix import Matrix
 from ..sections import Cell
 
 DRY = "dry run"
+_cuda: Any = torch.cuda
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +121,11 @@ class Gpu(Ground):
 
     def tick(self) -> Tick:
         """See `Ground`."""
-        cuda: Any = torch.cuda
-        return cuda.Event(enable_timing=True)
+        return _cuda.Event(enable_timing=True)
 
     def spin(self, cycles: int) -> None:
         """See `Ground`."""
-        cuda: Any = torch.cuda
-        cuda._sleep(cycles)
+        _cuda._sleep(cycles)
 
     def figure(self, value: float) -> Cell:
         """See `Ground`."""
