@@ -30,8 +30,8 @@ from .errors import BackendError, BuildError
 from .forward import Begin, Describe
 from .kv_cache import KvCache
 from .kv_layout import KvLayout
+from .linear import any_rows, row_multiple
 from .linear import linear as torch_linear
-from .linear import row_multiple
 from .logprobs import logprobs as torch_logprobs
 from .matrix import Matrix
 from .sample import SampleParameters, sample
@@ -199,14 +199,8 @@ def cpu_backend(library: CpuLibrary, own_products: bool = True) -> Backend:
         screened=library.screened,
         screen_bytes=library.screen_bytes,
         record=library.record,
-        row_multiple=_any_rows,
+        row_multiple=any_rows,
     )
-
-
-def _any_rows(matrix: Matrix) -> int:
-    """Give the row multiple of products that are ours: a row's bits are its own."""
-    del matrix
-    return 1
 
 
 def choose_backend(name: str, device: str, library: CpuLibrary | BuildError, has_matrix_unit: bool = False) -> Backend:

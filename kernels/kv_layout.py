@@ -72,6 +72,11 @@ def needed_scales(scales: torch.Tensor | None) -> torch.Tensor:
     return scales
 
 
+def float8_scales(cached: torch.dtype, scales: torch.Tensor | None) -> torch.Tensor | None:
+    """The scales that go with a cache of this type: those of a float8 cache, as `needed_scales`, and else None."""
+    return needed_scales(scales) if cached in FLOAT8_LARGEST else None
+
+
 def laid_out(cache: torch.Tensor, layout: KvLayout, *, keys: bool) -> torch.Tensor:
     """Copy a by_position cache [num_blocks, block_size, kv_heads, width] of keys, or of values, into a layout."""
     if layout == "by_position":

@@ -25,6 +25,12 @@ def padded_rows(rows: int, multiple: int) -> int:
     return max(1, -(-rows // multiple)) * multiple
 
 
+def any_rows(matrix: Matrix) -> int:
+    """The row count to pad to where padding is not wanted: a row's bits are its own, or no padding makes them so."""
+    del matrix
+    return 1
+
+
 def row_multiple(matrix: Matrix) -> int:
     """The row count to pad to, so that torch's products with a matrix like this one give a row the same bits always.
 

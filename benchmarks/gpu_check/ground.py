@@ -13,7 +13,7 @@ import torch
 
 from headrace.engine.device import CudaDevice, Device
 from headrace.kernels.backend import Backend
-from headrace.kernels.matrix import Matrix
+from headrace.kernels.linear import any_rows
 
 from ..sections import Cell
 
@@ -208,12 +208,6 @@ class DryGround(Ground):
     def free_bytes(self) -> int:
         """See `Ground`."""
         return 1 << 30
-
-
-def any_rows(matrix: Matrix) -> int:
-    """A `row_multiple` for which no rows are padded."""
-    del matrix
-    return 1
 
 
 def open_ground(dry: bool) -> Ground:

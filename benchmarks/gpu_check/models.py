@@ -19,9 +19,10 @@ from headrace.engine.runner import RunnerLimits
 from headrace.engine.types import EngineConfig, Plan, RowResult, Runner
 from headrace.engine.weights import allocate
 from headrace.kernels.backend import Backend, open_backend
+from headrace.kernels.linear import any_rows
 from headrace.kernels.matrix import Matrix
 
-from .ground import Ground, any_rows
+from .ground import Ground
 
 Kind = Literal["LlamaForCausalLM", "Qwen3ForCausalLM"]
 

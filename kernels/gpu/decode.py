@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from ..attention import Paging
+from ..kv_layout import float8_scales
 from .merge import merge_splits
 from .shapes import LOG2_E, Attention, Scratch, power_of_two
 from .shared_prefix import shared_prefix_parts
@@ -21,7 +22,6 @@ from .split_keys import (
     keys_per_tile,
     launch_options,
     most_rows,
-    needed_kv_scales,
     product_type,
     score_scale,
 )
@@ -137,7 +137,7 @@ def decode_attention(
     tile = keys_per_tile(head_dim)
     if scratch.split % tile:
         raise ValueError(f"a split of {scratch.split} positions is no multiple of {tile}")
-    kv_scales = needed_kv_scales(k_cache, how)
+    kv_scales = float8_scales(k_cache.dtype, how.kv_scales)
     shared = None if how.window or scratch.num_splits == 1 else paging.shared
     if shared is not None:
         shared_prefix_parts(query, k_cache, v_cache, paging, how, scratch)

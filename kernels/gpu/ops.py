@@ -11,8 +11,7 @@ from .. import experts
 from ..attention import Paging
 from ..backend import Backend
 from ..kv_layout import cached_head_dim
-from ..linear import row_multiple
-from ..matrix import Matrix
+from ..linear import any_rows, row_multiple
 from . import gated, rms_norm, rotary
 from .adjust import adjust
 from .block_copy import copy_blocks
@@ -107,11 +106,6 @@ def triton_backend(capability: int | None = None) -> Backend:
         copy_blocks=copy_blocks,
         sharing=sharing,
         kv_layout="by_head_rows",
-        row_multiple=row_multiple if device_capability() == NO_GPU else _any_rows,
+        # cuBLAS chooses by the number of rows how it sums: padding would not give a row the same bits always
+        row_multiple=row_multiple if device_capability() == NO_GPU else any_rows,
     )
-
-
-def _any_rows(matrix: Matrix) -> int:
-    """cuBLAS chooses by the number of rows how it sums: padding would not give a row the same bits always."""
-    del matrix
-    return 1

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ..attention import Paging
-from ..kv_layout import FLOAT8_LARGEST, needed_scales
+from ..kv_layout import float8_scales
 from .shapes import LOG2_E, Attention, power_of_two
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -76,7 +76,7 @@ def prefill_attention(
     rows, heads, head_dim = query.shape
     block_size, kv_heads = k_cache.shape[1:3]
     cached, num_seqs, table_stride = k_cache.dtype, paging.block_table.shape[0], paging.block_table.stride(0)
-    kv_scales = needed_scales(how.kv_scales) if cached in FLOAT8_LARGEST else None
+    kv_scales = float8_scales(cached, how.kv_scales)
     if paging.max_queries == 1 or rows < 2 or num_seqs == 0:
         return
     product = query.dtype if cached.itemsize == 1 or cached == query.dtype else torch.float32

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..kv_layout import FLOAT8_LARGEST, SCALE_BYTES, cached_head_dim, needed_scales
+from ..kv_layout import SCALE_BYTES, cached_head_dim, float8_scales
 from ..rotary import QueryKeyNorm
 from .encode import INT8_LARGEST, INT8_SCALE_BYTES, encoded, largest_size
 from .shapes import power_of_two
@@ -241,7 +241,7 @@ def rotate_and_store(
             slots.contiguous(),
             None if norm is None else norm.query,
             None if norm is None else norm.key,
-            needed_scales(kv_scales) if k_cache.dtype in FLOAT8_LARGEST else None,
+            float8_scales(k_cache.dtype, kv_scales),
             out,
             0.0 if norm is None else norm.eps,
             **sizes,

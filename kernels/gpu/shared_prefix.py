@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from ..attention import Paging
+from ..kv_layout import float8_scales
 from .shapes import LOG2_E, Attention, Scratch, power_of_two
 from .split_keys import (
     attend,
@@ -18,7 +19,6 @@ from .split_keys import (
     keys_per_tile,
     launch_options,
     most_rows,
-    needed_kv_scales,
     product_type,
     score_scale,
 )
@@ -112,7 +112,8 @@ def shared_prefix_parts(
     grid = (shared.tile_len.shape[0], kv_heads * -(-per_tile * group // rows), scratch.num_splits)
     _shared_prefix[grid](
         query, k_cache, v_cache, paging.block_table, paging.query_start, paging.kv_len, shared.seqs, shared.tile_len,
-        needed_kv_scales(k_cache, how), scratch.parts, scratch.lse, score_scale(how), paging.block_table.stride(0),
+        float8_scales(k_cache.dtype, how.kv_scales), scratch.parts, scratch.lse, score_scale(how),
+        paging.block_table.stride(0),
         PER_TILE=per_tile, QUERY_ROW=query.stride(0), KV_HEADS=kv_heads, GROUP=group, ROWS=rows, HEAD_DIM=head_dim,
         WIDTH=max(16, power_of_two(head_dim)), BLOCK_SIZE=block_size,
         PRODUCT=product_type(query.dtype, k_cache.dtype), TILE=keys_per_tile(head_dim),

@@ -39,15 +39,6 @@ def product_type(query: torch.dtype, cached: torch.dtype) -> tl.dtype:
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[query]
 
 
-def needed_kv_scales(cache: torch.Tensor, how: Attention) -> torch.Tensor | None:
-    """The scales of a float8 cache, None for another. Raises ValueError where a float8 cache has none."""
-    if cache.dtype not in {torch.float8_e4m3fn, torch.float8_e5m2}:
-        return None
-    if how.kv_scales is None:
-        raise ValueError("a KV cache of float8 needs kv_scales, float32 [2, kv_heads]")
-    return how.kv_scales
-
-
 def score_scale(how: Attention) -> float:
     """What a product of a query and a key is multiplied by: scores are exponents of 2, or twice a tanh's argument."""
     return how.scale * LOG2_E * (2.0 / how.soft_cap if how.soft_cap else 1.0)

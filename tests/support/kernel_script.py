@@ -22,7 +22,7 @@ from headrace.engine.load import load_runner
 from headrace.engine.types import EngineConfig, Plan, Request, SamplingOptions
 from headrace.kernels.backend import Backend
 from headrace.kernels.gpu.ops import triton_backend
-from headrace.kernels.matrix import Matrix
+from headrace.kernels.linear import any_rows
 from tests.support.checkpoints import Shape, checkpoint
 from tests.support.fake_gpu import Compiled, fake_gpu
 from tests.support.families import family_checkpoint
@@ -158,13 +158,7 @@ def hollow(ops: Backend, vocab: int) -> Backend:
 
     names = ("paged_attention", "rms_norm", "add_rms_norm", "rotate_and_store", "silu_mul", "gelu_mul", "logprobs")
     replaced = {name: filled(getattr(ops, name)) for name in names}
-    return replace(ops, sample=sample, row_multiple=_any_rows, **replaced)
-
-
-def _any_rows(matrix: Matrix) -> int:
-    """No padding, so that every number of rows comes up."""
-    del matrix
-    return 1
+    return replace(ops, sample=sample, row_multiple=any_rows, **replaced)
 
 
 def play(script: Script, steps: int = STEPS, warm_up: int = WARM_UP) -> Played:
