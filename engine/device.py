@@ -44,7 +44,7 @@ class Device(Protocol):
         ...
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Give memory of the host that `copy` may read and write later."""
+        """Give memory of the host, with anything in it, that `copy` may read and write later."""
         ...
 
     def put(self, work: Callable[[], None]) -> None:
@@ -90,7 +90,7 @@ class CudaDevice:
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """See `Device`."""
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def put(self, work: Callable[[], None]) -> None:
         """See `Device`."""
